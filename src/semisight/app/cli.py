@@ -1,0 +1,53 @@
+"""The command line. Commands import what they need when they run: `semisight --help` must not wait for torch."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from semisight import __version__
+from semisight.errors import UserError
+
+app = typer.Typer(
+    name="semisight",
+    help="Learns from a pile of images of which only a few carry a label or a caption.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # a bug should print a plain traceback that people can paste
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"semisight {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options that come before the name of a command."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command and exits: 0 if all went well, 2 for a mistake the user can mend, 130 after Ctrl-C."""
+    try:
+        app(args=arguments, prog_name="semisight")
+    except UserError as error:
+        _complain(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        _complain("stopped by Ctrl-C.")
+        sys.exit(130)
+
+
+def _complain(message: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    # Text, not markup: a message may hold square brackets of its own. soft_wrap keeps paths in one piece.
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Errors, top-k, calibration, caption scores and timing."""

@@ -1,0 +1,1 @@
+"""Section 5, one flat file per table or figure."""

@@ -1,0 +1,1 @@
+"""Section 4: bounds, gradient estimators, training, checkpoints, prediction."""

@@ -1,0 +1,1 @@
+"""Sections 2 and 3: tensors in, log-probabilities out. Imports torch and nothing else."""
