@@ -11,25 +11,29 @@ from semisight.errors import UserError
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it takes the name `path` in one step, on failure nothing changes.
+    """Yields a temporary path beside `path`; on success it takes the name `path` in one step, else nothing changes.
 
     The temporary file lies in the same folder because os.replace is atomic only within one file system.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"could not write {path}: {error.strerror or error}. What was there before is unchanged.") from error
+        raise UserError(
+            f"could not write {path}: {error.strerror or error}. What was there before is unchanged."
+        ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomic(path: str | Path, content: bytes | str) -> None:
