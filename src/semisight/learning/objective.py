@@ -1,0 +1,130 @@
+"""Section 4: the bound as something to train, for images with or without labels.
+
+    loss = -mean over images of [ bound + surrogate ]
+
+The surrogate has value zero; its gradient is the estimator's (gradients.py). A head adds xi log p(y | s) for the images that
+carry a label; an image without one is the same code with nothing added.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from semisight.errors import UserError
+from semisight.learning.bounds import Bound, image_bound
+from semisight.learning.gradients import Estimator, EstimatorName, estimator
+from semisight.learning.step import Batch, Rows, Step, sum_over_processes
+from semisight.model.image_decoder import Decoded, maximising_alpha0
+from semisight.model.image_encoder import Noise, Posterior, draw_noise
+from semisight.model.image_model import ImageModel, batch_last
+
+Precision = Literal["learned", "exact"]
+
+
+class Head(Protocol):
+    def log_prob(self, target: Tensor, s: Tensor) -> Tensor: ...
+
+
+class ImageObjective(nn.Module):
+    """(10) on images alone."""
+
+    def __init__(
+        self,
+        model: ImageModel,
+        gradient: EstimatorName = "local",
+        alpha0: Precision = "learned",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if alpha0 not in ("learned", "exact"):
+            raise UserError(f"alpha0 must be 'learned' or 'exact', not {alpha0!r}")
+        self.model, self.alpha0 = model, alpha0
+        self.estimator = estimator(gradient, model.architecture, model.pooling, seed)
+        self._squares: Tensor | None = None
+        model.decoder.log_alpha0.requires_grad_(alpha0 == "learned")
+
+    def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
+        bound, surrogate = self.bound(batch, generator, rows)
+        terms = bound.means()
+        terms["alpha0"] = self.model.decoder.log_alpha0.detach().exp()
+        return Step(-(bound.value + surrogate).mean(), terms)
+
+    def bound(self, batch: Batch, generator: torch.Generator, rows: Rows) -> tuple[Bound, Tensor]:
+        x, posterior, decoded = self.infer(batch.images, generator, rows)
+        bound = image_bound(x, posterior, decoded, self.model.decoder)
+        return bound, self.surrogate(x, posterior, decoded, bound)
+
+    def infer(self, images: Tensor, generator: torch.Generator, rows: Rows) -> tuple[Tensor, Posterior, Decoded]:
+        """The image batch last, a draw from q(s, z | X), and what the decoder makes of it."""
+        gradient = cast(Estimator, self.estimator)
+        noise = _to(draw_noise(self.model.architecture, rows.total, generator, slice(rows.start, rows.stop)), images)
+        x = batch_last(images)
+        posterior: Posterior = self.model.encoder(x, noise, gradient.through_z)
+        decoded: Decoded = self.model.decoder(posterior.s, posterior.z)
+        if self.training and self.alpha0 == "exact":
+            squares = (x - decoded.mean.detach()).square().sum()
+            self._squares = torch.stack([squares, torch.full_like(squares, x.numel())])
+        return x, posterior, decoded
+
+    def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, bound: Bound) -> Tensor:
+        if (
+            not self.training or not posterior.chosen
+        ):  # nothing to estimate: no gradient asked, or VAE-d, which has no z
+            return torch.zeros_like(bound.reconstruction)
+        return cast(Estimator, self.estimator).surrogate(x, posterior, decoded, self.model.decoder, bound)
+
+    @torch.no_grad()
+    def after_step(self, global_step: int) -> None:
+        cast(Estimator, self.estimator).after_step()
+        if self._squares is not None:
+            # A batch's maximiser is noisy: alpha0 moves a hundredth of the way at each step, after a quick start.
+            squares, count = sum_over_processes(self._squares)
+            step = max(0.01, 1.0 / (global_step + 1))
+            log_alpha0 = self.model.decoder.log_alpha0
+            log_alpha0.lerp_(maximising_alpha0(squares, int(count)).log(), step)
+            self._squares = None
+
+    def rate_multipliers(self) -> Mapping[str, float]:
+        """log alpha0 travels over several units while weights travel over fractions: at one rate it would lag by epochs."""
+        return {"model.decoder.log_alpha0": 10.0}
+
+
+def _to(noise: Noise, like: Tensor) -> Noise:
+    return Noise(noise.eps.to(like), tuple(u.to(like) for u in noise.uniform))
+
+
+def paper_xi(n_pixels: int, n_targets: float, rho: float) -> float:
+    """xi = N_X / (C rho) for labels, N_X / (T rho) for captions: every data point has the same weight."""
+    if rho <= 0:
+        raise UserError("xi needs at least one labelled image in a batch (rho > 0)")
+    return n_pixels / (n_targets * rho)
+
+
+class LabelObjective(nn.Module):
+    """(11) with labels: (12) for labelled images, (10) for the others (label -1)."""
+
+    def __init__(self, images: ImageObjective, head: nn.Module, xi: Callable[[int], float]) -> None:
+        super().__init__()
+        self.images, self.head, self.xi = images, head, xi
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
+        model = self.images.model
+        x, posterior, decoded = self.images.infer(batch.images, generator, rows)
+        bound = image_bound(x, posterior, decoded, model.decoder)
+        if batch.labels is not None:
+            side = cast(Head, self.head).log_prob(batch.labels, posterior.code)
+            bound = bound.with_side(self.xi(int(cast(Tensor, self.step))) * side)
+        surrogate = self.images.surrogate(x, posterior, decoded, bound)
+        terms = bound.means()
+        terms["alpha0"] = model.decoder.log_alpha0.detach().exp()
+        return Step(-(bound.value + surrogate).mean(), terms)
+
+    def after_step(self, global_step: int) -> None:
+        self.images.after_step(global_step)
+        cast(Tensor, self.step).fill_(global_step)
+
+    def rate_multipliers(self) -> Mapping[str, float]:
+        return {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}
