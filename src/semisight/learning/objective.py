@@ -2,8 +2,8 @@
 
     loss = -mean over images of [ bound + surrogate ]
 
-The surrogate has value zero; its gradient is the estimator's (gradients.py). A head adds xi log p(y | s) for the images that
-carry a label; an image without one is the same code with nothing added.
+The surrogate has value zero; its gradient is the estimator's (gradients.py). A head adds xi log p(y | s) for the images
+that carry a label; an image without one is the same code with nothing added.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class ImageObjective(nn.Module):
             self._squares = None
 
     def rate_multipliers(self) -> Mapping[str, float]:
-        """log alpha0 travels over several units while weights travel over fractions: at one rate it would lag by epochs."""
+        """log alpha0 travels several units while weights travel fractions: at one rate it would lag by epochs."""
         return {"model.decoder.log_alpha0": 10.0}
 
 

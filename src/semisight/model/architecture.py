@@ -53,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The sizes of one layer: the map it reads, the map after convolution, and the map after pooling (height, width)."""
+    """The sizes of one layer, (height, width): the map it reads, the map after convolution, the map after pooling."""
 
     maps_below: int
     below: tuple[int, int]
@@ -63,7 +63,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Image shape (channels, height, width) and layers, bottom to top; refused on construction if the sizes do not fit."""
+    """Image shape (channels, height, width) and layers, bottom to top; refused at once if the sizes do not fit."""
 
     image_shape: tuple[int, int, int]
     layers: tuple[Layer, ...]
@@ -216,10 +216,10 @@ def suggest_architecture(image_shape: tuple[int, int, int], nonlinearity: Nonlin
     """A sensible architecture for any image size and channel count, in the manner of Table 5.
 
     Pools by 2 (the first layer by 4 from 96 pixels on) until the code's maps are about 2 to 8 pixels wide, widening the
-    layers on the way up. A size that does not divide by the pools is reached by letting a valid first layer with a kernel
-    of suitable size absorb the remainder, so every size from 4 pixels on gets an answer and no image need be cropped.
+    layers on the way up. A size that does not divide by the pools is reached by letting a valid first layer with a
+    kernel of suitable size absorb the remainder, so every size from 4 pixels on gets an answer without cropping.
     """
-    channels, height, width = image_shape
+    _, height, width = image_shape
     for name in ("mnist", "cifar-10"):
         if PRESETS[name].image_shape == tuple(image_shape):
             return Architecture(image_shape, PRESETS[name].layers, nonlinearity)

@@ -3,7 +3,7 @@
     C~(l)    = C(l-1) *_s F(l)                                convolution, read in pooling blocks
     q(z(l))  = Softmax(W1 tanh(W2 vec(block)))                one MLP per layer, shared by its maps and blocks
     C(l)     = the block's value at place z(l)                pooling="sampled", the paper's (6)
-             = sum_a q(z(l) = a) C~_a(l)                      pooling="expected": s and z independent given X, as (16) assumes
+             = sum_a q(z(l) = a) C~_a(l)                      pooling="expected": s and z independent given X, see (16)
              = max_a C~_a(l)                                  pooling="max": VAE-d, which has no z
     s        ~ N(mu, diag(sigma^2)), (mu, log sigma) = MLP_k(vec C~(k, L)), a distinct MLP per map k
 
@@ -28,7 +28,7 @@ POOLINGS: tuple[Pooling, ...] = ("sampled", "expected", "max")
 
 @dataclass(frozen=True)
 class Noise:
-    """All random numbers of one draw from q(s, z | X): eps ~ N(0, 1) for s, one uniform number per pooling block for z."""
+    """All random numbers of a draw from q(s, z | X): eps ~ N(0, 1) for s, one uniform number per block for z."""
 
     eps: Tensor  # [K_L, h, w, B]
     uniform: tuple[Tensor, ...]  # per pooled layer [K_l, h, w, B]
@@ -115,7 +115,7 @@ class PoolingMLP(nn.Module):
 
 
 class CodeMLP(nn.Module):
-    """(36)-(38): a distinct MLP per map, as batched weights. Hidden units: those of the map, but at least 8, at most 64."""
+    """(36)-(38): a distinct MLP per map, as batched weights. Hidden units: as many as the map has, within 8 to 64."""
 
     def __init__(self, maps: int, size: int, generator: torch.Generator) -> None:
         super().__init__()

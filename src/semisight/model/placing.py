@@ -4,9 +4,9 @@
     z     ~ Mult(1; q),  q = Softmax(eta)
     C     = sum_a q_a C~_a   (expected)   or   C~_z   (sampled)
 
-Everything here touches each of the P values of each block a few dozen times, forward and backward, and is limited by memory,
-not arithmetic. `choose_places` therefore works through the blocks in pieces that stay in a core's cache and works its
-own gradient out, from the same pieces; the naive version at the end says the same in plain operations.
+Everything here touches each of the P values of each block a few dozen times, forward and backward, and is limited by
+memory, not arithmetic. `choose_places` therefore works through the blocks in pieces that stay in a core's cache, and
+works out its own gradient from the same pieces; the naive version at the end says the same in plain operations.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Columns (blocks) per piece: with 9 places about 0.3 MB a tensor, so that the handful in use fits a core's second cache.
+# Blocks per piece: with 9 places about 0.3 MB a tensor, so that the handful in use fits a core's second cache.
 _PIECE = 8192
 
 
@@ -49,7 +49,7 @@ class Chosen:
 
 
 def draw_places(q: Tensor, uniform: Tensor) -> Tensor:
-    """z ~ Mult(1; q) as one-hot [P, ...] from one uniform number per block [...], by the inverse of the distribution."""
+    """z ~ Mult(1; q) as one-hot [P, ...], from one uniform number per block [...]."""
     z = torch.empty_like(q)
     reached, total = torch.zeros_like(uniform), torch.zeros_like(uniform)
     for place in range(q.shape[0] - 1):

@@ -1,8 +1,8 @@
-"""Section 2: convolution with stochastic pooling (5)-(6), and unpooling with deconvolution (2)-(3), each as one product.
+"""Section 2, (2)-(3) and (5)-(6): convolution read in pooling blocks, unpooling with deconvolution, each one product.
 
 Inside the model the batch is the LAST axis: maps are [K, H, W, B] and pooling blocks [P, K, h, w, B], P = p*p places.
-Gathering patches is then a copy of long contiguous runs, softmax and sampling over places vectorise, and almost all time
-is spent in matrix products.
+Gathering patches is then a copy of long contiguous runs, softmax and sampling over places vectorise, and almost all
+time is spent in matrix products.
 
 A pooling block sees a window of k + p - 1 pixels; its value at place (u, v) is the k x k filter laid at (u, v) of that
 window. So the p*p values of all K maps are one matrix of p*p shifted copies of the filters times the windows:
@@ -63,7 +63,7 @@ def _row_chunks(rows: int, elements_per_row: int) -> list[slice]:
 
 
 def _correlate(x: Tensor, weights: Tensor, pool: int) -> Tensor:
-    places, maps, channels, window, _ = weights.shape
+    places, maps, _, window, _ = weights.shape
     views = _windows(x, window, pool)
     h, w, batch = views.shape[3:]
     matrix = weights.reshape(places * maps, -1)
@@ -89,7 +89,7 @@ def _outer(u: Tensor, x: Tensor, window: int, pool: int, values: Tensor | None =
 
 
 def _unpooled(u: Tensor, values: Tensor | None, rows: slice) -> Tensor:
-    """Some rows of the unpooled values as a matrix [P*K, rows*w*B]; with `values`, u is z and the product is made here."""
+    """Some rows of the unpooled values as a matrix [P*K, rows*w*B]; with `values`, u is z and is multiplied here."""
     part = u[:, :, rows] if values is None else u[:, :, rows] * values[:, rows]
     return part.reshape(u.shape[0] * u.shape[1], -1)
 
@@ -113,7 +113,7 @@ def _spread(u: Tensor, weights: Tensor, pool: int, values: Tensor | None = None)
 
 
 class _Correlate(torch.autograd.Function):
-    """Own backward: it gathers the windows again instead of keeping them, which are window^2 / pool^2 times the input."""
+    """Own backward: it gathers the windows again instead of keeping them, (window / pool)^2 times the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, pool: int) -> Tensor:
