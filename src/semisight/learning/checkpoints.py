@@ -1,0 +1,106 @@
+"""Checkpoints: one safetensors file each, with everything that is not a tensor as JSON in its header.
+
+One file, because only then is replacing it atomic: after a kill, a full disk or a power cut there is the old
+checkpoint or the new one. No pickle: a checkpoint from a stranger can be opened.
+
+Tensors are named by part: `model:`, `averaged:`, `optimiser:`, `meter:`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from semisight.errors import UserError
+from semisight.files import atomic_path
+
+_HEADER = "semisight"  # the key of our JSON in the header
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors by part and name, and the JSON that belongs to them."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, name: str) -> Mapping[str, Tensor]:
+        return self.tensors.get(name, {})
+
+
+def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes the whole file or leaves the old one as it was (a UserError says why)."""
+    flat = {
+        f"{part}:{name}": value.detach().cpu().contiguous().clone()  # the format refuses tensors that share memory
+        for part, tensors in checkpoint.tensors.items()
+        for name, value in tensors.items()
+    }
+    meta = {"format": FORMAT, **checkpoint.meta}
+    content = save(flat, metadata={_HEADER: json.dumps(meta, allow_nan=False)})
+    # Written by Python and not by safetensors' own writer: a full disk is then an OSError, which atomic_path reports.
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def read_checkpoint(path: str | Path) -> Checkpoint:
+    """All of a checkpoint, on the CPU."""
+    path = Path(path)
+    meta = read_meta(path)
+    tensors: dict[str, dict[str, Tensor]] = {}
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 (not a dict)
+            part, _, name = key.partition(":")
+            tensors.setdefault(part, {})[name] = file.get_tensor(key)
+    return Checkpoint(tensors, meta)
+
+
+def read_meta(path: str | Path) -> dict[str, Any]:
+    """The JSON of a checkpoint's header, without reading its tensors."""
+    path = Path(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(_HEADER)
+    except FileNotFoundError:
+        raise UserError(f"there is no checkpoint {path}.") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}); use another checkpoint.") from error
+    if header is None:
+        raise UserError(f"{path} is a safetensors file, but not one that semisight wrote.")
+    meta: dict[str, Any] = json.loads(header)
+    if meta.get("format") != FORMAT:
+        raise UserError(f"{path} has format {meta.get('format')}, this version of semisight reads {FORMAT}.")
+    return meta
+
+
+def load_weights(objective: nn.Module, path: str | Path, *, averaged: bool = True) -> dict[str, Any]:
+    """Fills a module with a checkpoint's weights, the averaged ones where there are any; gives the header's JSON."""
+    checkpoint = read_checkpoint(path)
+    weights = dict(checkpoint.part("model"))
+    if averaged:
+        first_name: dict[int, str] = {}
+        for name, parameter in objective.named_parameters(remove_duplicate=False):
+            average = checkpoint.part("averaged").get(first_name.setdefault(id(parameter), name))
+            if average is not None:  # a shared parameter has one average and several names
+                weights[name] = average
+    load_state(objective, weights, path)
+    return dict(checkpoint.meta)
+
+
+def load_state(module: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
+    """`load_state_dict` with an error that people can read."""
+    own = module.state_dict()
+    wrong = [name for name in own if name not in weights] + [name for name in weights if name not in own]
+    wrong += [name for name in own if name in weights and own[name].shape != weights[name].shape]
+    if wrong:
+        raise UserError(f"{path} holds another model: {_some(wrong)} do not fit. Build the model it was trained with.")
+    module.load_state_dict(dict(weights))
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

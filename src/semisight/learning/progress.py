@@ -1,0 +1,84 @@
+"""The progress bar: where training is, how long it will still take, and every term of the bound."""
+
+import math
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+_REFRESH_SECONDS = 0.5
+
+
+class ProgressBar:
+    """A rich bar on a terminal; where there is none (a file, a log), one line per validation instead.
+
+    Drawn from the training loop, at most twice a second: a drawing thread would take turns with the training.
+    """
+
+    def __init__(self, shown: bool, total_steps: int | None, max_seconds: float, *, start_step: int) -> None:
+        self._console = Console(stderr=True)
+        self._shown = shown
+        self._total, self._max_seconds = total_steps, max_seconds
+        self._started, self._start_step = time.monotonic(), start_step
+        self._drawn = 0.0
+        self._terms = ""
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        if shown and self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"),
+                TextColumn("{task.fields[terms]}"), console=self._console, auto_refresh=False,
+            )  # fmt: skip
+            self._task = self._bar.add_task("training", total=1.0, left="", terms="")
+            self._bar.start()
+
+    def step(self, step: int, epoch: float, seconds: float, *, terms: Mapping[str, float] | None = None) -> None:
+        """Called after every step; `terms` only when they were brought to the CPU for the log."""
+        if self._bar is None:
+            return
+        if terms is not None:
+            self._terms = " ".join(f"{name} {value:.4g}" for name, value in terms.items())
+        now = time.monotonic()
+        if now - self._drawn < _REFRESH_SECONDS:
+            return
+        self._drawn = now
+        done, left = self._done_and_left(step, seconds, now)
+        left_text = "" if left is None else f"{_clock(left)} left"
+        self._bar.update(
+            self._task, completed=done, description=f"epoch {epoch:.2f} step {step}", left=left_text, terms=self._terms
+        )
+        self._bar.refresh()
+
+    def _done_and_left(self, step: int, seconds: float, now: float) -> tuple[float, float | None]:
+        """The fraction done and the seconds left by the limit that comes first."""
+        limits: list[tuple[float, float]] = []  # (seconds left, fraction done)
+        if self._total and step > self._start_step:
+            per_step = (now - self._started) / (step - self._start_step)
+            limits.append((per_step * (self._total - step), step / self._total))
+        if self._max_seconds < math.inf:
+            limits.append((max(0.0, self._max_seconds - seconds), min(1.0, seconds / self._max_seconds)))
+        if not limits:
+            return 0.0, None
+        left, done = min(limits)
+        return done, left
+
+    def validated(self, step: int, epoch: float, terms: Mapping[str, float], note: str) -> None:
+        """A line that stays, for every validation."""
+        if self._shown:
+            text = " ".join(f"{name} {value:.5g}" for name, value in terms.items())
+            self._console.print(f"epoch {epoch:.2f} step {step}: {text}{note}", highlight=False, soft_wrap=True)
+
+    def tell(self, message: str) -> None:
+        """A warning; shown even where the bar is not."""
+        self._console.print(message, style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

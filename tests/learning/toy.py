@@ -1,0 +1,115 @@
+"""A model so small that a whole training takes a fraction of a second: a noisy linear autoencoder.
+
+    h ~ N(X W, 1/100),   bound = -|X - h V - c|^2,   and a running mean of h that only after_step moves
+
+As a program it trains in a folder, for the tests that kill, signal or multiply processes:
+    python -m tests.learning.toy RUN [setting=value ...] [--resume] [--pause SECONDS]
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from semisight.learning.config import TrainConfig
+from semisight.learning.interrupts import Interrupted
+from semisight.learning.step import Batch, Rows, Step, sum_over_processes
+from semisight.learning.trainer import Fitted, Trainer
+
+PIXELS, HIDDEN = 12, 3
+
+
+@dataclass(frozen=True)
+class ToyImages:
+    images: Tensor
+    labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, index: Tensor) -> Tensor:
+        return self.images[index]
+
+
+def toy_images(n: int = 72, seed: int = 0) -> ToyImages:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.rand(n, HIDDEN, generator=generator)
+    basis = torch.rand(HIDDEN, PIXELS, generator=torch.Generator().manual_seed(1))
+    return ToyImages((codes @ basis / HIDDEN).reshape(n, 1, 3, 4), torch.arange(n) % 2)
+
+
+class Toy(nn.Module):
+    """`poison` makes a term infinite at the steps it holds; `pause` makes a step slow enough to be interrupted."""
+
+    def __init__(self, seed: int = 0, poison: tuple[int, ...] = (), pause: float = 0.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.encode = nn.Parameter(torch.randn(PIXELS, HIDDEN, generator=generator) * 0.1)
+        self.decode = nn.Parameter(torch.randn(HIDDEN, PIXELS, generator=generator) * 0.1)
+        self.bias = nn.Parameter(torch.zeros(PIXELS))
+        self.unused = nn.Parameter(torch.ones(()))  # as a head that sees no target
+        self.register_buffer("mean_code", torch.zeros(HIDDEN))
+        self.mean_code: Tensor
+        self.poison, self.pause = poison, pause
+        self.forwards = 0
+        self.seen: list[int] = []  # every global step that after_step was told
+        self._codes = torch.zeros(1, HIDDEN)
+
+    def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
+        noise = torch.randn(rows.total, HIDDEN, generator=generator)[rows.start : rows.stop]
+        x = batch.images.flatten(1)
+        h = x @ self.encode + 0.1 * noise.to(x)
+        reconstruction = -(x - h @ self.decode - self.bias).square().sum(1).mean()
+        size = h.square().sum(1).mean()
+        if self.training:
+            time.sleep(self.pause)
+            self._codes = h.detach()
+            if self.forwards in self.poison:
+                size = size / 0.0
+            self.forwards += 1
+        bound = reconstruction - 0.001 * size
+        return Step(-bound, {"bound": bound.detach(), "reconstruction": reconstruction.detach(), "size": size.detach()})
+
+    @torch.no_grad()
+    def after_step(self, global_step: int) -> None:
+        self.seen.append(global_step)
+        total = sum_over_processes(torch.cat([self._codes.sum(0), self._codes.new_tensor([len(self._codes)])]))
+        self.mean_code.lerp_(total[:-1] / total[-1], 0.1)
+
+    def rate_multipliers(self) -> Mapping[str, float]:
+        return {"bias": 3.0}
+
+
+def toy_config(**changes: Any) -> TrainConfig:
+    quiet = {"progress": False, "tensorboard": False, "log_every": 2, "checkpoint_steps": 4, "checkpoint_minutes": None}
+    return TrainConfig(**{"batch_size": 8, "learning_rate": 1e-2, "max_epochs": 3, **quiet, **changes})
+
+
+def train_toy(
+    run: Any, *, resume: bool = False, overwrite: bool = False, toy: Toy | None = None, **changes: Any
+) -> tuple[Toy, Fitted]:
+    toy = toy if toy is not None else Toy()
+    trainer = Trainer(toy, toy_images(), run, valid=toy_images(20, seed=5), config=toy_config(**changes))
+    return toy, trainer.fit(resume=resume, overwrite=overwrite)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    run, *rest = sys.argv[1:]
+    pause = float(rest[rest.index("--pause") + 1]) if "--pause" in rest else 0.0
+    text = [setting.split("=") for setting in rest if "=" in setting]
+    settings = {name: int(value) if value.isdigit() else value for name, value in text}
+    try:
+        train_toy(run, resume="--resume" in rest, toy=Toy(pause=pause), **settings)
+    except Interrupted as stop:
+        print(stop)
+        return stop.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
