@@ -1,0 +1,154 @@
+"""Section 5.2: which images make up the batch of a given step.
+
+A plan is stateless in the step: `indices(step, seed)` depends on its arguments alone, so that a resumed run sees
+exactly the batches of an uninterrupted one. The permutation of the current epoch is kept, not stored with a checkpoint.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from semisight.data.image_set import random_order
+from semisight.errors import UserError
+
+# One seed feeds several independent streams; these tell them apart.
+_EPOCHS, _ROUNDS, _CLASSES = 3, 4, 5
+
+
+class BatchPlan(Protocol):
+    """What the trainer asks of a plan."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps make one pass over the images."""
+        ...
+
+    def indices(self, step: int, seed: int) -> Tensor:
+        """Positions of the images of the batch of this step (counted from 0), int64 [batch]."""
+        ...
+
+
+def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
+    """The order in which epoch number `epoch` visits n images: a permutation decided by (seed, epoch)."""
+    return random_order(n, seed, _EPOCHS, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class _LastOrders:
+    """The newest permutation of every stream: work saved between steps, never anything a step depends on."""
+
+    kept: dict[Hashable, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
+
+    def get(self, n: int, seed: int, *stream: int) -> Tensor:
+        place, version = stream[:-1], (n, seed, stream[-1])
+        if place not in self.kept or self.kept[place][0] != version:
+            self.kept[place] = (version, random_order(n, seed, *stream))
+        return self.kept[place][1]
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled:
+    """Shuffled epochs over n images.
+
+    The last, partial batch of an epoch is dropped (other images fall into it next time); with fewer than `batch_size`
+    images every batch is the whole set, in a new order.
+    """
+
+    n: int
+    batch_size: int = 64
+    _orders: _LastOrders = field(default_factory=_LastOrders, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise UserError("there are no images to make batches from")
+        if self.batch_size < 1:
+            raise UserError(f"a batch must hold at least 1 image, not {self.batch_size}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, self.n // self.batch_size)
+
+    def indices(self, step: int, seed: int) -> Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = self._orders.get(self.n, seed, _EPOCHS, epoch)
+        return order[place * self.batch_size : (place + 1) * self.batch_size].clone()
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledAndUnlabelled:
+    """Batches of `labelled_per_batch` labelled images followed by unlabelled ones (section 5.2: 32 and 32).
+
+    The unlabelled images come in shuffled epochs, and one pass over them is the epoch of the plan. The labelled ones,
+    usually few, are dealt in rounds: every round takes one image of each class, in random order, and every class goes
+    through shuffled passes over its own images. So each class is seen equally often however unequal the classes are,
+    and no image of a class comes again before all of that class have come.
+
+    With no unlabelled images this is ordinary supervised training: shuffled epochs over the labelled ones in batches
+    of `batch_size`, as often as they occur. With no labelled images, likewise over the unlabelled ones.
+
+    labelled_index    positions in the image set, int64
+    unlabelled_index  positions in the image set, int64; may include the labelled images
+    labels            of the labelled images, in the order of `labelled_index`; without it they count as one class
+    """
+
+    labelled_index: Tensor
+    unlabelled_index: Tensor
+    batch_size: int = 64
+    labelled_per_batch: int = 32
+    labels: Tensor | None = None
+    _orders: _LastOrders = field(default_factory=_LastOrders, init=False, repr=False)
+    _classes: tuple[Tensor, ...] = field(default=(), init=False, repr=False)
+    _alone: Shuffled | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        n_labelled, n_unlabelled = len(self.labelled_index), len(self.unlabelled_index)
+        if self.labels is not None and len(self.labels) != n_labelled:
+            raise ValueError(f"{n_labelled} labelled images but {len(self.labels)} labels")
+        if self.labels is not None and n_labelled and int(self.labels.min()) < 0:
+            raise ValueError("an image in labelled_index has the label -1, which means unknown")
+        if n_labelled and n_unlabelled and not 0 < self.labelled_per_batch < self.batch_size:
+            raise UserError(
+                f"a batch of {self.batch_size} cannot hold {self.labelled_per_batch} labelled images beside unlabelled "
+                f"ones: choose labelled_per_batch from 1 to {self.batch_size - 1}"
+            )
+        labels = self.labels if self.labels is not None else torch.zeros(n_labelled, dtype=torch.int64)
+        classes = tuple(self.labelled_index[labels == c] for c in labels.unique().tolist())
+        object.__setattr__(self, "_classes", classes)  # frozen for its users, still being built here
+        if not (n_labelled and n_unlabelled):
+            object.__setattr__(self, "_alone", Shuffled(n_labelled + n_unlabelled, self.batch_size))
+
+    @property
+    def unlabelled_per_batch(self) -> int:
+        return min(self.batch_size - self.labelled_per_batch, len(self.unlabelled_index))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        if self._alone is not None:
+            return self._alone.steps_per_epoch
+        return len(self.unlabelled_index) // self.unlabelled_per_batch
+
+    def indices(self, step: int, seed: int) -> Tensor:
+        if self._alone is not None:
+            either = torch.cat([self.labelled_index, self.unlabelled_index])
+            return either[self._alone.indices(step, seed)]
+        return torch.cat([self._labelled(step, seed), self._unlabelled(step, seed)])
+
+    def _labelled(self, step: int, seed: int) -> Tensor:
+        n_classes = len(self._classes)
+        first = step * self.labelled_per_batch
+        dealt = []
+        for place in range(first, first + self.labelled_per_batch):
+            round_number, turn = divmod(place, n_classes)
+            c = int(self._orders.get(n_classes, seed, _ROUNDS, round_number)[turn])
+            members = self._classes[c]
+            class_pass, rank = divmod(round_number, len(members))
+            dealt.append(members[self._orders.get(len(members), seed, _CLASSES, c, class_pass)[rank]])
+        return torch.stack(dealt)
+
+    def _unlabelled(self, step: int, seed: int) -> Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = self._orders.get(len(self.unlabelled_index), seed, _EPOCHS, epoch)
+        return self.unlabelled_index[order[place * self.unlabelled_per_batch :][: self.unlabelled_per_batch]]

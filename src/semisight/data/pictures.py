@@ -1,0 +1,158 @@
+"""One image file to pixels: what can be read, what is refused, and how every mode becomes grey or red-green-blue.
+
+A file is judged by its contents, never by its name. Its header is read first, and an image with too many pixels (a
+decompression bomb, or a mistake) is never decoded.
+"""
+
+import functools
+import os
+import stat
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+# Below Pillow's own limit, so that ours speaks first. A camera's 60 million pixels pass.
+MAX_PIXELS = 80_000_000
+
+# Only formats that Pillow decodes itself: its PostScript plugin, for one, would run another program on the file.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+
+
+class Unreadable(Exception):
+    """Why one file is left out; becomes a counted skip. The part before a colon is the kind of reason."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of an image say: its size when held upright, and whether it is without colour."""
+
+    height: int
+    width: int
+    grey: bool
+
+
+def read_header(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Header:
+    """Reads the header; raises Unreadable if the file is no image, or not one that should be decoded."""
+    with _opened(path, max_pixels) as image:
+        width, height = image.size
+        if _orientation(image) >= 5:
+            width, height = height, width
+        return Header(height, width, _is_grey(image))
+
+
+def read_pixels(
+    path: str | os.PathLike[str], height: int, width: int, channels: int, max_pixels: int = MAX_PIXELS
+) -> npt.NDArray[np.uint8]:
+    """The image upright, scaled and cropped in the middle to the wanted size, uint8 [channels,height,width].
+
+    What is transparent shows white.
+    """
+    try:
+        with _opened(path, max_pixels) as image:
+            turn = _orientation(image)
+            # A JPEG can be decoded at a half, a quarter or an eighth of its size at a fraction of the time; twice the
+            # wanted size is kept so that the scaling below still has the detail it averages.
+            if image.format in ("JPEG", "MPO"):
+                side = 2 * max(height, width)
+                image.draft(None, (side, side))
+            image.load()
+            plain = _to_mode(image, "L" if channels == 1 else "RGB")
+        if turn in _TURNS:
+            plain = plain.transpose(_TURNS[turn])
+        if plain.size != (width, height):
+            plain = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(plain)
+        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    except Unreadable:
+        raise
+    # Pillow's decoders raise nearly anything on garbled bytes: OSError, SyntaxError, ValueError, struct.error, ...
+    except Exception as error:
+        raise Unreadable(f"truncated or corrupt: {_first_line(error)}") from error
+
+
+def _opened(path: str | os.PathLike[str], max_pixels: int) -> Image.Image:
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+            raise Unreadable("not a regular file")
+        if status.st_size == 0:
+            raise Unreadable("empty file")
+        image = Image.open(path, formats=_formats())
+    except Unreadable:
+        raise
+    except PermissionError as error:
+        raise Unreadable("no permission to read it") from error
+    except FileNotFoundError as error:
+        raise Unreadable("link to nothing" if os.path.islink(path) else "vanished while reading") from error
+    except UnidentifiedImageError as error:
+        raise Unreadable("not an image") from error
+    except Image.DecompressionBombError as error:
+        raise Unreadable(f"too many pixels: more than {max_pixels:,}") from error
+    except Exception as error:  # as above
+        raise Unreadable(f"truncated or corrupt: {_first_line(error)}") from error
+    width, height = image.size
+    if width * height > max_pixels:
+        image.close()
+        raise Unreadable(f"too many pixels: {width} x {height} is more than {max_pixels:,}")
+    return image
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)  # an older Pillow knows fewer
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120] or type(error).__name__
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        turn = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a garbled EXIF block is no reason to lose the picture
+        return 1
+    return turn if isinstance(turn, int) else 1
+
+
+def _is_grey(image: Image.Image) -> bool:
+    return image.mode in _GREY_MODES or image.mode.startswith("I;16")
+
+
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Any of Pillow's modes as 8-bit grey ("L") or "RGB"."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        image = Image.fromarray(_eight_bits(image))
+    has_opacity = image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
+    if has_opacity:
+        layer = image.convert("RGBA")
+        image = Image.new("RGB", image.size, "white")
+        image.paste(layer, mask=layer.getchannel("A"))
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _eight_bits(image: Image.Image) -> npt.NDArray[np.uint8]:
+    """Grey of 16 or 32 bits or floats in 0..255. Only 16 bits have a range of their own; the others show theirs."""
+    values = np.asarray(image)
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I;16") or (image.mode == "I" and 255 < high <= 65535 and low >= 0):
+        return np.rint(values.astype(np.float32) / 257).astype(np.uint8)
+    if image.mode == "F" and low >= 0 and high <= 1:
+        return np.rint(values * 255).astype(np.uint8)
+    if low >= 0 and high <= 255:  # NaN fails every comparison
+        return np.rint(values).astype(np.uint8)
+    raise Unreadable(f"pixel range unknown: values from {low:g} to {high:g}")
