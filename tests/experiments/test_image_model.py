@@ -1,0 +1,50 @@
+"""The experiment at smoke size, and the file that its results go to."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from semisight.errors import UserError
+from semisight.experiments import image_model, results
+
+
+def test_rows_are_trained_once_and_written_with_their_origin(tmp_path: Path) -> None:
+    out = tmp_path / "image_model.csv"
+    rows = ["local/expected", "nvil/sampled"]
+    added = image_model.run("builtin:digits", out, rows, smoke=True, progress=False)
+    assert {row.row for row in added} == set(rows)
+    read = results.read(out)
+    assert [row.key for row in read] == [row.key for row in added]
+    for row in read:
+        assert math.isfinite(row.value)
+        assert row.commit
+        assert "1 thread" in row.hardware
+    values = {row.metric: row.value for row in read if row.row == "local/expected"}
+    bound = values["reconstruction"] - values["kl_s"] - values["kl_z"]
+    assert values["bound"] == pytest.approx(bound, rel=1e-3)
+    assert image_model.run("builtin:digits", out, rows, smoke=True, progress=False) == []
+
+
+def test_an_unknown_row_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no row 'lokal/expected'"):
+        image_model.run("builtin:digits", tmp_path / "x.csv", ["lokal/expected"], smoke=True)
+
+
+def test_a_row_measured_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    row = results.Row("t", "a", "10", "error", 0, 1.5, "1.49", 2.0, "abc", "cpu")
+    other = results.Row("t", "b", "10", "error", 0, 2.5, "", 2.0, "abc", "cpu")
+    results.add(path, [row, other])
+    results.add(path, [results.Row("t", "a", "10", "error", 0, 1.25, "1.49", 2.0, "abd", "cpu")])
+    assert [(r.row, r.value) for r in results.read(path)] == [("a", 1.25), ("b", 2.5)]
+    assert results.has(path, "t", "a", "10", ["error"], 0)
+    assert not results.has(path, "t", "a", "10", ["error"], 1)
+
+
+def test_another_file_is_not_taken_for_results(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("file,label\na.png,cat\n")
+    with pytest.raises(UserError, match="not a results file"):
+        results.add(path, [])
+    assert path.read_text() == "file,label\na.png,cat\n"
