@@ -1,0 +1,66 @@
+"""Moved images: small turns, shifts, stretches and bends that leave what a picture shows the same.
+
+    X' = light(X o warp),  warp = affine (turn, scale, aspect, shear, shift) + a smooth bend
+
+What is assumed is that the label does not change under such moves. With `strength` 0 nothing moves. No mirror images
+unless asked for: a mirrored 2 is not a 2.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How far images are moved, at most; lengths are shares of the image's half width."""
+
+    turn: float = 0.26  # radians, 15 degrees
+    scale: float = 0.15  # log of the factor
+    aspect: float = 0.12  # log of the ratio
+    shear: float = 0.2
+    shift: float = 0.12
+    bend: float = 0.05  # standard deviation of a 5 x 5 grid of displacements
+    light: float = 0.3  # log of the factor
+    mirror: bool = False
+
+    def __call__(self, images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
+        """Moves every image [B, C, H, W] of [0, 1] in its own way."""
+        return move(images, self.draw(images.shape[0], generator, strength))
+
+    def draw(self, n: int, generator: torch.Generator, strength: float = 1.0) -> "Drawn":
+        def spread(reach: float, *shape: int) -> Tensor:
+            return (torch.rand(n, *shape, generator=generator) * 2 - 1) * reach * strength
+
+        turn, scale, aspect, shear = (spread(r) for r in (self.turn, self.scale, self.aspect, self.shear))
+        shift = spread(self.shift, 2)
+        zoom, stretch = scale.exp(), aspect.exp()
+        mirror = (torch.rand(n, generator=generator) < 0.5).float() * -2 + 1 if self.mirror else torch.ones(n)
+        rows = [turn.cos() * zoom * stretch * mirror, shear - turn.sin() * zoom, shift[:, 0]]
+        rows += [turn.sin() * zoom * mirror, turn.cos() * zoom / stretch, shift[:, 1]]
+        bend = torch.randn(n, 2, 5, 5, generator=generator) * self.bend * strength
+        return Drawn(torch.stack(rows, 1).view(n, 2, 3), bend, spread(self.light).exp())
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One move per image: affine [B, 2, 3], bend [B, 2, 5, 5], light [B]."""
+
+    affine: Tensor
+    bend: Tensor
+    light: Tensor
+
+    def rows(self, rows: slice) -> "Drawn":
+        return Drawn(self.affine[rows], self.bend[rows], self.light[rows])
+
+
+def move(images: Tensor, drawn: Drawn) -> Tensor:
+    """Applies one drawn move to each image; what comes in from outside repeats the border."""
+    size = images.shape[-2:]
+    grid = F.affine_grid(drawn.affine.to(images), list(images.shape), align_corners=False)
+    bend = F.interpolate(drawn.bend.to(images), size=size, mode="bicubic", align_corners=True)
+    grid = grid + bend.permute(0, 2, 3, 1)
+    moved = F.grid_sample(images, grid, align_corners=False, padding_mode="border")
+    return (moved * drawn.light.to(images)[:, None, None, None]).clamp(0, 1)
