@@ -3,24 +3,33 @@
     h ~ N(X W, 1/100),   bound = -|X - h V - c|^2,   and a running mean of h that only after_step moves
 
 As a program it trains in a folder, for the tests that kill, signal or multiply processes:
-    python -m tests.learning.toy RUN [setting=value ...] [--resume] [--pause SECONDS]
+    python -m tests.learning.toy RUN [setting=value ...] [--resume] [--pause SECONDS] [--models]
+In the end it tries once more to train in the same folder, which is refused.
 """
 
+import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from semisight.errors import UserError
 from semisight.learning.config import TrainConfig
+from semisight.learning.gradients import EstimatorName
 from semisight.learning.interrupts import Interrupted
+from semisight.learning.objective import ImageObjective
 from semisight.learning.step import Batch, Rows, Step, sum_over_processes
 from semisight.learning.trainer import Fitted, Trainer
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_model import ImageModel
 
 PIXELS, HIDDEN = 12, 3
+GRADIENTS: tuple[EstimatorName, ...] = ("local", "nvil")
 
 
 @dataclass(frozen=True)
@@ -60,13 +69,14 @@ class Toy(nn.Module):
         self._codes = torch.zeros(1, HIDDEN)
 
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
-        noise = torch.randn(rows.total, HIDDEN, generator=generator)[rows.start : rows.stop]
+        noise = torch.randn(rows.total, HIDDEN, generator=generator, dtype=torch.float32)[rows.start : rows.stop]
         x = batch.images.flatten(1)
         h = x @ self.encode + 0.1 * noise.to(x)
         reconstruction = -(x - h @ self.decode - self.bias).square().sum(1).mean()
         size = h.square().sum(1).mean()
         if self.training:
-            time.sleep(self.pause)
+            if self.pause:
+                time.sleep(self.pause)
             self._codes = h.detach()
             if self.forwards in self.poison:
                 size = size / 0.0
@@ -97,14 +107,42 @@ def train_toy(
     return toy, trainer.fit(resume=resume, overwrite=overwrite)
 
 
+def train_image_model(run: Any, gradient: EstimatorName, **changes: Any) -> Fitted:
+    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling, exact alpha0 for one of the two."""
+    architecture = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3)))
+    model = ImageModel(architecture, pooling="sampled" if gradient == "nvil" else "expected")
+    images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    model.start_from(images)
+    objective = ImageObjective(model, gradient, alpha0="exact" if gradient == "nvil" else "learned")
+    return Trainer(objective, ToyImages(images), run, valid=ToyImages(images[:10]), config=toy_config(**changes)).fit()
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk does to a writer: the kernel refuses the bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def main() -> int:
     torch.set_num_threads(1)
     run, *rest = sys.argv[1:]
     pause = float(rest[rest.index("--pause") + 1]) if "--pause" in rest else 0.0
     text = [setting.split("=") for setting in rest if "=" in setting]
-    settings = {name: int(value) if value.isdigit() else value for name, value in text}
+    settings: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in text}
     try:
+        if "--models" in rest:
+            for name in GRADIENTS:
+                train_image_model(f"{run}/{name}", name, **settings)
+            run = f"{run}/toy"
         train_toy(run, resume="--resume" in rest, toy=Toy(pause=pause), **settings)
+        train_toy(run, **settings)
+    except UserError as refused:
+        print(refused)
     except Interrupted as stop:
         print(stop)
         return stop.exit_code

@@ -51,7 +51,7 @@ class Objective(Protocol):
 
     Forward must not change any running state: a step whose loss is not finite is thrown away. Such state
     (running means, an exact alpha0) is brought up to date in `after_step`, which every process calls after the
-    optimiser's step. The names of the terms are the same on every process.
+    optimiser's step with the number of that step, counted from 0. The names of the terms are the same on every process.
     """
 
     def __call__(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step: ...
@@ -92,9 +92,9 @@ TRAINING, VALIDATION = 0, 1  # streams of random numbers
 def reseed(generator: torch.Generator, seed: int, stream: int, number: int) -> torch.Generator:
     """The generator, put to the start of the sequence that belongs to (seed, stream, number)."""
     # The generator on the CPU keeps only the low 32 bits, so the three are mixed well (splitmix64) before.
-    mixed = seed
-    for word in (stream, number):
-        mixed = (mixed + 0x9E3779B97F4A7C15 + word) & 0xFFFFFFFFFFFFFFFF
+    mixed = 0
+    for word in (seed, stream, number):
+        mixed = ((mixed + 0x9E3779B97F4A7C15) ^ word) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         mixed ^= mixed >> 31
