@@ -177,6 +177,11 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
     assert toy.seen == [0, 1, 2] and [row["step"] for row in read_log(tmp_path / "log.csv")] == [2, 3]
     with pytest.raises(UserError, match=r"no run in .* to resume"):
         train_toy(tmp_path / "nothing", resume=True)
+    with pytest.raises(UserError, match="exclude each other"):
+        train_toy(tmp_path, resume=True, overwrite=True)
+    RunFolder(tmp_path).newest.unlink()  # killed before its first checkpoint: resuming begins at the beginning
+    RunFolder(tmp_path).best.unlink()
+    assert train_toy(tmp_path, resume=True, max_steps=3)[0].seen == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

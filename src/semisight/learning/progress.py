@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
 _REFRESH_SECONDS = 0.5
 
@@ -23,13 +24,18 @@ class ProgressBar:
         self._started, self._start_step = time.monotonic(), start_step
         self._drawn = 0.0
         self._terms = ""
+        self._place = (start_step, 0.0, 0.0)
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if shown and self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"),
-                TextColumn("{task.fields[terms]}"), console=self._console, auto_refresh=False,
-            )  # fmt: skip
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.fields[terms]}", table_column=Column(no_wrap=False)),  # none is cut off
+                console=self._console,
+                auto_refresh=False,
+            )
             self._task = self._bar.add_task("training", total=1.0, left="", terms="")
             self._bar.start()
 
@@ -40,15 +46,18 @@ class ProgressBar:
         if terms is not None:
             self._terms = " ".join(f"{name} {value:.4g}" for name, value in terms.items())
         now = time.monotonic()
-        if now - self._drawn < _REFRESH_SECONDS:
-            return
-        self._drawn = now
+        self._place = (step, epoch, seconds)
+        if now - self._drawn >= _REFRESH_SECONDS:
+            self._drawn = now
+            self._draw(self._bar, now)
+
+    def _draw(self, bar: Progress, now: float) -> None:
+        step, epoch, seconds = self._place
         done, left = self._done_and_left(step, seconds, now)
         left_text = "" if left is None else f"{_clock(left)} left"
-        self._bar.update(
-            self._task, completed=done, description=f"epoch {epoch:.2f} step {step}", left=left_text, terms=self._terms
-        )
-        self._bar.refresh()
+        place = f"epoch {epoch:.2f} step {step}"
+        bar.update(self._task, completed=done, description=place, left=left_text, terms=self._terms)
+        bar.refresh()
 
     def _done_and_left(self, step: int, seconds: float, now: float) -> tuple[float, float | None]:
         """The fraction done and the seconds left by the limit that comes first."""
@@ -75,7 +84,9 @@ class ProgressBar:
 
     def close(self) -> None:
         if self._bar is not None:
+            self._draw(self._bar, time.monotonic())
             self._bar.stop()
+            self._bar = None
 
 
 def _clock(seconds: float) -> str:

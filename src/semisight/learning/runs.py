@@ -79,6 +79,8 @@ def describe(
 
 def prepare(run: RunFolder, meta: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
     """Refuses a folder that is not fit for what is asked; empties it if asked to overwrite."""
+    if resume and overwrite:
+        raise UserError(f"{run.path}: resume and overwrite exclude each other; choose one.")
     if resume and not run.holds_a_run:
         raise UserError(f"there is no run in {run.path} to resume; leave out resume to start one.")
     if resume and run.newest.exists():
