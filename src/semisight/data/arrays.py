@@ -137,7 +137,7 @@ def fit(images: Tensor, size: int | None = None, channels: int | None = None) ->
         x = _to_channels(chunk.to(torch.float32) / scale, wanted)
         if size is not None and (size, size) != (H, W):
             x = _scale_and_crop(x, size)
-        x = x.clamp_(0, 1) * scale
+        x = x.clamp(0, 1) * scale
         out[start : start + _CHUNK] = x.round() if chunk.dtype == torch.uint8 else x
     return out
 

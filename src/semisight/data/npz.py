@@ -3,10 +3,8 @@
 An .npz holds `images` ([N,H,W], [N,H,W,C] or [N,C,H,W]) and maybe `labels` ([N], -1 where unknown) and `class_names`.
 """
 
-import lzma
 import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO
 
@@ -26,12 +24,6 @@ from semisight.errors import UserError
 
 _CHUNK = 16 << 20
 
-# What zipfile, its decompressors and numpy's header parser raise on garbled bytes.
-_GARBLED = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, RuntimeError),
-    *(ValueError, TypeError, SyntaxError, KeyError, IndexError, OverflowError, MemoryError),
-)
-
 
 def read_npz(path: Path, max_bytes: int | None = None) -> ImageSet:
     """The images of one .npz file, with their labels if it has any."""
@@ -49,7 +41,9 @@ def read_npz(path: Path, max_bytes: int | None = None) -> ImageSet:
                 if key in members:
                     with archive.open(members[key]) as file:
                         arrays[key] = _read_array(file, members[key].file_size, limit, f"{path}, array `{key}`")
-    except _GARBLED as error:
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, its decompressors and numpy's parser raise nearly anything on garbled bytes
         raise _garbled(path, error) from error
     images = check_pixels(channels_first(arrays["images"], str(path)), str(path))
     names = _names(path, len(images))
@@ -73,7 +67,9 @@ def read_npy(path: Path, max_bytes: int | None = None) -> Array:
     try:
         with path.open("rb") as file:
             return _read_array(file, path.stat().st_size, limit, str(path))
-    except _GARBLED as error:
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, its decompressors and numpy's parser raise nearly anything on garbled bytes
         raise _garbled(path, error) from error
 
 
@@ -110,7 +106,7 @@ def _read_array(file: IO[bytes], n_bytes: int, limit: int, where: str) -> Array:
     return raw.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _garbled(path: Path, error: BaseException) -> UserError:
+def _garbled(path: Path, error: Exception) -> UserError:
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
         return UserError(f"cannot read {path}: {error.strerror}")
     return UserError(f"{path} is damaged or not a numpy file ({type(error).__name__}: {error}); save it again")

@@ -34,10 +34,8 @@ _CHUNK_PIXELS = 1 << 21
 
 def draw_scenes(scenes: Sequence[Scene], size: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     """The pictures, uint8 [N,3,size,size], with smooth edges. `seed` decides backgrounds, tints and noise."""
-    if not 8 <= size <= 1024:
-        raise UserError(f"scenes can be drawn at 8 to 1024 pixels, not {size}")
     n = len(scenes)
-    refuse_beyond(memory_limit(), 3 * n * size * size, f"{n} scenes of {size} x {size} pixels")
+    _check(n, size)
     chance = np.random.default_rng((seed, _PAINT)).random((n, 7), dtype=np.float32)
     random = np.random.default_rng((seed, _GRAIN))
     pictures = np.empty((n, 3, size, size), np.uint8)
@@ -48,6 +46,12 @@ def draw_scenes(scenes: Sequence[Scene], size: int, seed: int = 0) -> npt.NDArra
         picture += _NOISE * random.standard_normal(picture.shape, dtype=np.float32)
         pictures[part] = np.rint(np.clip(picture, 0, 1) * 255)
     return pictures
+
+
+def _check(n: int, size: int) -> None:
+    if not 8 <= size <= 1024:
+        raise UserError(f"scenes can be drawn at 8 to 1024 pixels, not {size}")
+    refuse_beyond(memory_limit(), 3 * n * size * size, f"{n} scenes of {size} x {size} pixels")
 
 
 def _paint(scenes: Sequence[Scene], chance: Floats, size: int) -> Floats:
@@ -106,6 +110,7 @@ def _distance(shape: str, x: Floats, y: Floats, r: Floats) -> Floats:
 
 def read_scenes(n: int = 2000, size: int = 32, seed: int = 0, n_captions: int = 1) -> ImageSet:
     """n scenes as an image set with labels (shape of the main object) and `n_captions` captions each."""
+    _check(n, size)  # before the scenes are made, which takes the longest
     scenes = make_scenes(n, seed)
     return ImageSet(
         images=torch.from_numpy(draw_scenes(scenes, size, seed)),
