@@ -10,7 +10,7 @@ import torch
 
 from semisight.data import load
 from semisight.errors import UserError
-from tests.data.writers import random_image, write_image
+from tests.data.writers import random_image, write_idx, write_image
 
 
 def test_digits() -> None:
@@ -77,6 +77,15 @@ def test_unknown_things_list_what_is_accepted_and_near_names(tmp_path: Path) -> 
         load(tmp_path / "notes.txt")
     with pytest.raises(UserError, match="is empty"):
         load(tmp_path / "empty")
+
+
+def test_the_folder_above_a_published_set_is_not_the_set(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    write_idx(raw / "train-images-idx3-ubyte", np.zeros((2, 4, 4), np.uint8))
+    for folder in (tmp_path, tmp_path / "MNIST"):
+        with pytest.raises(UserError, match=f"no image .* Did you mean {raw}"):
+            load(folder)
 
 
 @pytest.mark.parametrize(

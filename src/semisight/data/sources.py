@@ -139,14 +139,31 @@ def _load_folder(
         return _finish(read_cifar_folder(path, part or "train"), size, channels, limit, seed)
     if part is not None:
         raise UserError(f"{path} is a folder of images, with no {part} part of its own: give the folder of that part")
-    return read_folder(
-        path,
-        size=size,
-        channels=channels,
-        class_per_folder=class_per_folder,
-        choose=None if limit is None else lambda n: _drawn(n, limit, seed),
-        progress=progress,
-    )
+    try:
+        return read_folder(
+            path,
+            size=size,
+            channels=channels,
+            class_per_folder=class_per_folder,
+            choose=None if limit is None else lambda n: _drawn(n, limit, seed),
+            progress=progress,
+        )
+    except UserError as error:
+        raise UserError(f"{error}{_published_below(path)}") from error
+
+
+def _published_below(path: Path) -> str:
+    """Where a folder without images holds MNIST or CIFAR one or two folders further down: people point at the parent."""
+    from semisight.data.cifar import is_cifar_folder
+    from semisight.data.idx import is_idx_name
+
+    for below in sorted([*path.glob("*/"), *path.glob("*/*/")]):
+        try:
+            if is_cifar_folder(below) or any(is_idx_name(file.name) for file in below.iterdir()):
+                return f" Did you mean {below}?"
+        except OSError:
+            continue
+    return ""
 
 
 def _load_file(path: Path, size: int | None, channels: int | None, limit: int | None, seed: int) -> "ImageSet":
