@@ -153,7 +153,7 @@ def _load_folder(
 
 
 def _published_below(path: Path) -> str:
-    """Where a folder without images holds MNIST or CIFAR one or two folders further down: people point at the parent."""
+    """A hint where a folder without images holds MNIST or CIFAR one or two folders further down."""
     from semisight.data.cifar import is_cifar_folder
     from semisight.data.idx import is_idx_name
 
