@@ -1,0 +1,178 @@
+"""Section 3.2 and appendix B: captions from codes, by a recurrent network.
+
+    h_1         = tanh(C s)                                     the code sets the first hidden state
+    y_1 | s     ~ softmax(V h_1)
+    w_t         = W_e y_t                                       the embedding of word t
+    h_t         = H(w_{t-1}, h_{t-1})                           H is a GRU, or an LSTM
+    y_t | y_<t, s ~ softmax(V h_t)                              until y_T is the end symbol
+
+All three maps have biases, started at zero, as the paper's "omitted for simplicity" implies. An LSTM carries a second
+state c with h = (output gate) tanh(c): it starts at c_1 = C s with the gate open, so that h_1 is the same.
+
+Shapes: codes `s` [B, J]; captions int64 [B, T], symbols 0 .. vocab_size - 1, 0 the end, -1 padding after the last one.
+A caption without the end is a prefix, and its probability that of all sentences that start so. A row of padding is a
+missing caption: it contributes exactly nothing, to the value and to the gradient. An image with several captions is
+several rows with the same code.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+END, PADDING = 0, -1
+SMALL = 0.01  # appendix B: non-recurrent weights are uniform in [-0.01, 0.01]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a prefix has left behind: h [..., H], and an LSTM's c [..., H]."""
+
+    h: Tensor
+    c: Tensor | None = None
+
+    def at(self, index: Tensor) -> "State":
+        """The states at positions of the first axis."""
+        return State(self.h[index], None if self.c is None else self.c[index])
+
+
+class CaptionHead(nn.Module):
+    """p(Y | s), for whole captions (`log_prob`) and word by word (`start`, `step`, `log_words`)."""
+
+    def __init__(
+        self,
+        n_codes_dim: int,
+        vocab_size: int,
+        *,
+        hidden_size: int = 512,
+        embedding_size: int = 512,
+        cell: Literal["gru", "lstm"] = "gru",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if min(n_codes_dim, hidden_size, embedding_size) < 1 or vocab_size < 2:
+            raise ValueError(
+                f"sizes must be positive and there must be a word beside the end, not {vocab_size} symbols"
+            )
+        if cell not in ("gru", "lstm"):
+            raise ValueError(f"the recurrent cell must be 'gru' or 'lstm', not {cell!r}")
+        self.code = nn.Linear(n_codes_dim, hidden_size)  # the paper's C
+        self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
+        recurrent = nn.GRU if cell == "gru" else nn.LSTM
+        self.recurrent: nn.GRU | nn.LSTM = recurrent(embedding_size, hidden_size)
+        self.words = nn.Linear(hidden_size, vocab_size)  # V
+        self.cell = cell
+        self._initialise(generator)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        for name, parameter in self.named_parameters():
+            if "bias" in name:
+                parameter.zero_()
+            elif name == "recurrent.weight_hh_l0":
+                for gate in parameter.split(parameter.shape[1]):  # each gate's matrix is orthogonal by itself
+                    nn.init.orthogonal_(gate, generator=generator)
+            else:
+                parameter.uniform_(-SMALL, SMALL, generator=generator)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.words.out_features
+
+    # ---- whole captions ----
+
+    def log_prob(self, captions: Tensor, s: Tensor) -> Tensor:
+        """[B]: log p(Y | s), zero for a row of padding.
+
+        Works on the symbols that are there and on no padding: rows are sorted by length and packed.
+        """
+        lengths = words_per_caption(captions)
+        order = lengths.argsort(descending=True, stable=True)
+        n, n_longer = int((lengths > 0).sum()), int((lengths > 1).sum())
+        total = s.new_zeros(len(captions))
+        if n == 0:
+            return total
+        rows, lengths = order[:n], lengths[order[:n]]
+        first = self.start(s[rows])
+        h, targets, owners = [first.h], [captions[rows, 0]], [rows]
+        if n_longer:
+            later = self._later_words(captions[rows], lengths, first.at(torch.arange(n_longer, device=s.device)))
+            h, targets, owners = [*h, later[0]], [*targets, later[1]], [*owners, rows[later[2]]]
+        log_p = -F.cross_entropy(self.words(torch.cat(h)), torch.cat(targets), reduction="none")
+        return total.index_add(0, torch.cat(owners), log_p)
+
+    def _later_words(self, captions: Tensor, lengths: Tensor, first: State) -> tuple[Tensor, Tensor, Tensor]:
+        """h_t, y_t and the row of every symbol after the first, in order of t: [M, H], [M], [M]."""
+        steps = torch.arange(1, captions.shape[1], device=captions.device)
+        there = steps[:, None] < lengths  # [T-1, B], each row a run of True: captions are sorted by length
+        t, owners = there.nonzero(as_tuple=True)
+        batch_sizes = there.sum(1)
+        batch_sizes = batch_sizes[batch_sizes > 0].cpu()
+        inputs = PackedSequence(self.embedding(captions[owners, t]), batch_sizes)
+        state = first.h[None] if first.c is None else (first.h[None], first.c[None])
+        outputs, _ = self.recurrent(inputs, state)
+        return outputs.data, captions[owners, t + 1], owners
+
+    # ---- word by word ----
+
+    def start(self, s: Tensor) -> State:
+        """The state before the first word: s [..., J] to h_1 [..., H]."""
+        c = self.code(s)
+        return State(torch.tanh(c), None if self.cell == "gru" else c)
+
+    def log_words(self, state: Tensor | State) -> Tensor:
+        """[..., V]: log p(y_t | y_<t, s) of every symbol."""
+        return self.words(state.h if isinstance(state, State) else state).log_softmax(-1)
+
+    def step(self, symbols: Tensor, state: State) -> State:
+        """The state after one more symbol. `symbols` [...] may have size 1 where `state` [..., H] has more."""
+        return self.advance(self.inputs()[symbols], state)
+
+    def inputs(self) -> Tensor:
+        """[V, gates * H]: what every word adds to the gates. Computed once, it saves a matrix product per step."""
+        w_ih, _, b_ih, _ = self.recurrent.all_weights[0]
+        return F.linear(self.embedding.weight, w_ih, b_ih)
+
+    def advance(self, inputs: Tensor, state: State) -> State:
+        """`step` with rows of `inputs()` in the words' place."""
+        _, w_hh, _, b_hh = self.recurrent.all_weights[0]
+        recurrent = F.linear(state.h, w_hh, b_hh)
+        if state.c is None:
+            x_r, x_z, x_n = inputs.chunk(3, -1)
+            h_r, h_z, h_n = recurrent.chunk(3, -1)
+            r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+            return State(torch.lerp(torch.tanh(x_n + r * h_n), state.h, z))
+        i, f, g, o = (inputs + recurrent).chunk(4, -1)
+        c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
+        return State(torch.sigmoid(o) * torch.tanh(c), c)
+
+    @torch.no_grad()
+    def predict(self, codes: Tensor, max_words: int = 30) -> Tensor:
+        """[B, T]: the likeliest word at every step under the mixture over drawn codes [N_s, B, J], with the end.
+
+        The mixture is of whole sentences: each code counts as much as the probability it gave the words so far.
+        """
+        state, inputs = self.start(codes), self.inputs()
+        log_weight = codes.new_zeros(codes.shape[:2])
+        ended = torch.zeros(codes.shape[1], dtype=torch.bool, device=codes.device)
+        chosen = []
+        for t in range(max_words + 1):
+            log_p = self.log_words(state)  # [N_s, B, V]
+            word = (log_weight[..., None] + log_p).logsumexp(0).argmax(-1)  # [B]
+            word = torch.where(ended, PADDING, word if t < max_words else END)
+            chosen.append(word)
+            ended = ended | (word == END)
+            if bool(ended.all()):
+                break
+            known = word.clamp_min(0)
+            log_weight = log_weight + log_p.gather(-1, known.expand(len(codes), -1)[..., None]).squeeze(-1)
+            state = self.advance(inputs[known], state)
+        return torch.stack(chosen, 1)
+
+
+def words_per_caption(captions: Tensor) -> Tensor:
+    """[B] int64: T, the symbols of each caption with its end, 0 for a missing one; for xi = N_X / (T rho)."""
+    return (captions != PADDING).sum(1)
