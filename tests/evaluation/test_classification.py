@@ -64,7 +64,7 @@ def test_bad_input_is_named() -> None:
         error_rate([1, 2], [-1, -1])
     with pytest.raises(UserError, match=r"\[3\] and labels \[2\]"):
         error_rate([1, 2, 3], [1, 2])
-    with pytest.raises(UserError, match="must be .images. with"):
+    with pytest.raises(UserError, match=r"must be \[images\] with"):
         error_rate(torch.zeros(2, 3, 4), [1, 2])
     with pytest.raises(UserError, match="a label is 3"):
         top_k_error(torch.zeros(2, 3), [0, 3], 1)

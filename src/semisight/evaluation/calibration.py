@@ -11,7 +11,10 @@ likelihood against Platt's smoothed targets, which keep the scale finite when no
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
 from semisight.errors import UserError
@@ -143,17 +146,13 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    x = start.clone().requires_grad_()
-    optimiser = torch.optim.LBFGS(
-        [x], max_iter=200, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
-    )
+    # scipy's L-BFGS: the first step of torch's own takes seconds, for it loads torch's compiler.
+    def value_and_gradient(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        with torch.enable_grad():
+            at = torch.from_numpy(x).requires_grad_()
+            value = loss(at)
+            (gradient,) = torch.autograd.grad(value, at)
+        return value.item(), gradient.numpy()
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        value = loss(x)
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimiser.step(closure)
-    return x.detach()
+    options = {"maxiter": 500, "ftol": 1e-13, "gtol": 1e-8}
+    return torch.from_numpy(minimize(value_and_gradient, start.numpy(), jac=True, method="L-BFGS-B", options=options).x)
