@@ -1,13 +1,12 @@
-"""Section 4: the bound as something to train, for images with or without labels.
+"""Section 4: the bound (10) of images alone as something to train.
 
     loss = -mean over images of [ bound + surrogate ]
 
-The surrogate has value zero; its gradient is the estimator's (gradients.py). A head adds xi log p(y | s) for the images
-that carry a label; an image without one is the same code with nothing added.
+The surrogate has value zero; its gradient is the estimator's (gradients.py).
 """
 
-from collections.abc import Callable, Mapping
-from typing import Literal, Protocol, cast
+from collections.abc import Mapping
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,6 @@ from semisight.model.image_encoder import Noise, Posterior, draw_noise
 from semisight.model.image_model import ImageModel, batch_last
 
 Precision = Literal["learned", "exact"]
-
-
-class Head(Protocol):
-    def log_prob(self, target: Tensor, s: Tensor) -> Tensor: ...
 
 
 class ImageObjective(nn.Module):
@@ -59,14 +54,17 @@ class ImageObjective(nn.Module):
     def infer(self, images: Tensor, generator: torch.Generator, rows: Rows) -> tuple[Tensor, Posterior, Decoded]:
         """The image batch last, a draw from q(s, z | X), and what the decoder makes of it."""
         gradient = cast(Estimator, self.estimator)
-        noise = _to(draw_noise(self.model.architecture, rows.total, generator, slice(rows.start, rows.stop)), images)
         x = batch_last(images)
-        posterior: Posterior = self.model.encoder(x, noise, gradient.through_z)
+        posterior: Posterior = self.model.encoder(x, self.noise(images, generator, rows), gradient.through_z)
         decoded: Decoded = self.model.decoder(posterior.s, posterior.z)
         if self.training and self.alpha0 == "exact":
             squares = (x - decoded.mean.detach()).square().sum()
             self._squares = torch.stack([squares, torch.full_like(squares, x.numel())])
         return x, posterior, decoded
+
+    def noise(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Noise:
+        noise = draw_noise(self.model.architecture, rows.total, generator, slice(rows.start, rows.stop))
+        return Noise(noise.eps.to(images), tuple(u.to(images) for u in noise.uniform))
 
     def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, bound: Bound) -> Tensor:
         if (
@@ -89,42 +87,3 @@ class ImageObjective(nn.Module):
     def rate_multipliers(self) -> Mapping[str, float]:
         """log alpha0 travels several units while weights travel fractions: at one rate it would lag by epochs."""
         return {"model.decoder.log_alpha0": 10.0}
-
-
-def _to(noise: Noise, like: Tensor) -> Noise:
-    return Noise(noise.eps.to(like), tuple(u.to(like) for u in noise.uniform))
-
-
-def paper_xi(n_pixels: int, n_targets: float, rho: float) -> float:
-    """xi = N_X / (C rho) for labels, N_X / (T rho) for captions: every data point has the same weight."""
-    if rho <= 0:
-        raise UserError("xi needs at least one labelled image in a batch (rho > 0)")
-    return n_pixels / (n_targets * rho)
-
-
-class LabelObjective(nn.Module):
-    """(11) with labels: (12) for labelled images, (10) for the others (label -1)."""
-
-    def __init__(self, images: ImageObjective, head: nn.Module, xi: Callable[[int], float]) -> None:
-        super().__init__()
-        self.images, self.head, self.xi = images, head, xi
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
-        model = self.images.model
-        x, posterior, decoded = self.images.infer(batch.images, generator, rows)
-        bound = image_bound(x, posterior, decoded, model.decoder)
-        if batch.labels is not None:
-            side = cast(Head, self.head).log_prob(batch.labels, posterior.code)
-            bound = bound.with_side(self.xi(int(cast(Tensor, self.step))) * side)
-        surrogate = self.images.surrogate(x, posterior, decoded, bound)
-        terms = bound.means()
-        terms["alpha0"] = model.decoder.log_alpha0.detach().exp()
-        return Step(-(bound.value + surrogate).mean(), terms)
-
-    def after_step(self, global_step: int) -> None:
-        self.images.after_step(global_step)
-        cast(Tensor, self.step).fill_(global_step)
-
-    def rate_multipliers(self) -> Mapping[str, float]:
-        return {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}

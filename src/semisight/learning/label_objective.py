@@ -1,0 +1,188 @@
+"""Sections 3.1, 4 and 5.2, (11), (12), (29): the bound with labels, and how unlabelled images pull on them.
+
+The paper's:      bound + xi log p(label | s)      for a labelled image, and the bound alone for the others.
+
+Beyond it (`Pull`), each image is also moved in two ways (data/moving.py), and in units of xi
+
+    label       E_q(s|moved X) log p(label | s)                    for the labelled images
+    agreement   codes of one image moved in two ways agree         learning/agreement.py
+    latent      sum_c r_c E_q(s|moved X) log p(c | s)              r: probable labels, learning/propagation.py
+
+r is brought up to date once an epoch (`refresh`), as the expectation step of EM, from a graph of the codes and the
+classes' shares. The parts are separate and named; with pull=None what is left is the paper's objective.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from semisight.data.moving import Moves, move
+from semisight.errors import UserError
+from semisight.learning.agreement import code_agreement
+from semisight.learning.bounds import image_bound
+from semisight.learning.objective import ImageObjective
+from semisight.learning.propagation import Propagation, balanced
+from semisight.learning.step import Batch, Images, Rows, Step
+from semisight.model.image_encoder import Posterior
+from semisight.model.image_model import batch_last
+from semisight.model.labels import LabelHead
+
+
+def paper_xi(n_pixels: int, n_targets: float, rho: float) -> float:
+    """xi = N_X / (C rho) for labels, N_X / (T rho) for captions: every data point has the same weight."""
+    if rho <= 0:
+        raise UserError("xi needs at least one labelled image in a batch (rho > 0)")
+    return n_pixels / (n_targets * rho)
+
+
+@dataclass(frozen=True)
+class Xi:
+    """The weight of the labels: `value`, reached in a straight line over the first `warmup` steps."""
+
+    value: float
+    warmup: int = 0
+
+    def at(self, step: int) -> float:
+        return self.value * min(1.0, (step + 1) / self.warmup) if self.warmup else self.value
+
+
+@dataclass(frozen=True)
+class Pull:
+    """How unlabelled images pull on the labels. `agreement` and `latent` are weights in units of xi."""
+
+    agreement: float = 1.0
+    latent: float = 1.0
+    temperature: float = 0.2
+    bound_images: int | None = 64  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
+    moves: Moves = field(default_factory=Moves)
+    propagation: Propagation = field(default_factory=Propagation)
+
+
+class LabelObjective(nn.Module):
+    """(11). `labels` are those of the whole training set, -1 where unknown."""
+
+    responsibilities: Tensor
+    step: Tensor
+    refreshed: Tensor
+
+    def __init__(
+        self, images: ImageObjective, head: nn.Module, labels: Tensor, xi: Xi, pull: Pull | None = None
+    ) -> None:
+        super().__init__()
+        self.images, self.head, self.xi, self.pull = images, head, xi, pull
+        n_classes = cast(LabelHead, head).n_classes
+        self.train_labels = labels
+        n_rows = len(labels) if pull is not None and pull.latent > 0 else 0
+        self.register_buffer("responsibilities", torch.zeros(n_rows, n_classes))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("refreshed", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
+        weight = self.xi.at(int(self.step))
+        if self.pull is None or not self.training:
+            return self._paper(batch, generator, rows, weight)
+        return self._pulled(batch, generator, rows, weight, self.pull)
+
+    def _paper(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float) -> Step:
+        x, posterior, decoded = self.images.infer(batch.images, generator, rows)
+        bound = image_bound(x, posterior, decoded, self.images.model.decoder)
+        labels = _labels(batch)
+        label = self._head.log_prob(labels, posterior.code)
+        bound = bound.with_side(weight * label)
+        loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean()
+        terms = bound.means() | {"label": _mean_of_labelled(label, labels)}
+        return Step(loss - self._prior(weight * _share(labels)), terms)
+
+    def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
+        labels = _labels(batch)
+        weight = weight * _share(labels)  # xi counts per image of the batch, labelled or not
+        here = slice(rows.start, rows.stop)
+        first, second = (
+            self._encode(move(batch.images, pull.moves.draw(rows.total, generator).rows(here)), generator, rows)
+            for _ in range(2)
+        )
+        terms, gain = {}, torch.zeros((), device=batch.images.device)
+        scores = [self._head.expected_log_prob_all(p.mean, p.log_spread) for p in (first, second)]
+        known = (labels >= 0).nonzero().squeeze(1)
+        if len(known):
+            terms["label"] = torch.stack([score[known, labels[known]].mean() for score in scores]).mean()
+            gain = gain + terms["label"]
+        if pull.agreement > 0:
+            terms["agreement"] = code_agreement(first.mean, second.mean, pull.temperature)
+            gain = gain + pull.agreement * terms["agreement"]
+        if pull.latent > 0 and int(self.refreshed) > 0:
+            r = self.responsibilities[batch.index.to(self.responsibilities.device)]
+            terms["latent"] = torch.stack([(r * score).sum(1).mean() for score in scores]).mean()
+            gain = gain + pull.latent * terms["latent"]
+        loss = -weight * gain - self._prior(weight)
+        if pull.bound_images != 0:
+            bound_loss, bound_terms = self._bound(batch, generator, rows, pull.bound_images)
+            loss, terms = loss + bound_loss, bound_terms | terms
+        return Step(loss, {name: term.detach() for name, term in terms.items()})
+
+    def _bound(
+        self, batch: Batch, generator: torch.Generator, rows: Rows, count: int | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(10) of the last images of the batch, which are unlabelled ones in random order."""
+        kept = len(batch.images) if count is None else min(count, len(batch.images))
+        local = Rows(rows.start + len(batch.images) - kept, rows.stop, rows.total)
+        x, posterior, decoded = self.images.infer(batch.images[len(batch.images) - kept :], generator, local)
+        bound = image_bound(x, posterior, decoded, self.images.model.decoder)
+        return -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean(), bound.means()
+
+    def _encode(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Posterior:
+        posterior: Posterior = self.images.model.encoder(batch_last(images), self.images.noise(images, generator, rows))
+        return posterior
+
+    def _prior(self, weight: float) -> Tensor:
+        """One image's share of log p(beta), in the same units as the labels."""
+        return weight * self._head.log_prior(max(1, int((self.train_labels >= 0).sum())))
+
+    @property
+    def _head(self) -> LabelHead:
+        return cast(LabelHead, self.head)
+
+    @torch.no_grad()
+    def refresh(self, train: Images, shares: Tensor, generator: torch.Generator) -> None:
+        """Works out r for every training image: spread over the graph of codes, and after the first time also what the
+        classifier itself says, both balanced to the classes' shares."""
+        if self.pull is None or self.pull.latent == 0:
+            return
+        model, parts, scores = self.images.model, [], []
+        for index in torch.arange(len(train)).split(1000):
+            posterior = model.encode(train.batch(index).to(model.decoder.log_alpha0.device), generator)
+            parts.append(posterior.mean.cpu())
+            scores.append(self._head.expected_log_prob_all(posterior.mean, posterior.log_spread).cpu())
+        r = self.pull.propagation(torch.cat(parts), self.train_labels, shares, generator)
+        if int(self.refreshed) > 0:
+            r = balanced((r + 1e-3) * (torch.cat(scores).softmax(1) + 1e-3), shares)
+            known = self.train_labels >= 0
+            r[known] = nn.functional.one_hot(self.train_labels[known], len(shares)).to(r)
+        self.responsibilities.copy_(r)
+        self.refreshed += 1
+
+    def after_step(self, global_step: int) -> None:
+        self.images.after_step(global_step)
+        self.step.fill_(global_step)
+
+    def rate_multipliers(self) -> Mapping[str, float]:
+        return {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}
+
+
+def _labels(batch: Batch) -> Tensor:
+    if batch.labels is None:
+        return torch.full((len(batch.images),), -1, device=batch.images.device)
+    return batch.labels
+
+
+def _share(labels: Tensor) -> float:
+    """rho: how much of the batch is labelled."""
+    return float((labels >= 0).float().mean())
+
+
+def _mean_of_labelled(value: Tensor, labels: Tensor) -> Tensor:
+    known = labels >= 0
+    return value.detach()[known].mean() if bool(known.any()) else torch.zeros((), device=value.device)

@@ -1,0 +1,165 @@
+"""(11), (12): labels beside the bound, missing labels, and the parts by which unlabelled images pull."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from semisight.data.image_set import ImageSet
+from semisight.learning.agreement import code_agreement
+from semisight.learning.label_objective import LabelObjective, Pull, Xi, paper_xi
+from semisight.learning.objective import ImageObjective
+from semisight.learning.propagation import Propagation, balanced
+from semisight.learning.step import Batch, Rows, Step
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_model import ImageModel
+from semisight.model.labels import BayesianSVM, Softmax
+
+TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
+N = 24
+ALL = Rows(0, N, N)
+
+
+def objective(
+    xi: float = 10.0, pull: Pull | None = None, labels: Tensor | None = None, head: str = "svm"
+) -> LabelObjective:
+    images = ImageObjective(ImageModel(TINY, seed=1))
+    n = TINY.code_size
+    seed = torch.Generator().manual_seed(2)
+    label_head: nn.Module = BayesianSVM(n, 3, generator=seed) if head == "svm" else Softmax(n, 3, generator=seed)
+    return LabelObjective(images, label_head, torch.arange(N) % 3 if labels is None else labels, Xi(xi), pull)
+
+
+def step(of: nn.Module, labels: Tensor | None, rows: Rows = ALL) -> Step:
+    images = torch.rand(N, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    here = slice(rows.start, rows.stop)
+    batch = Batch(images[here], torch.arange(N)[here], None if labels is None else labels[here])
+    result: Step = of(batch, torch.Generator().manual_seed(3), rows)
+    return result
+
+
+def gradients(of: nn.Module, result: Step) -> dict[str, Tensor]:
+    of.zero_grad()
+    result.loss.backward()
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in of.named_parameters()}
+
+
+def test_xi_zero_is_the_bound_on_images_alone() -> None:
+    joint, alone = objective(xi=0.0), ImageObjective(ImageModel(TINY, seed=1))
+    a, b = step(joint, torch.arange(N) % 3), step(alone, None)
+    torch.testing.assert_close(a.loss, b.loss)
+    ga, gb = gradients(joint, a), gradients(alone, b)
+    for name, gradient in gb.items():
+        torch.testing.assert_close(ga[f"images.{name}"], gradient)
+    assert all(float(g.abs().sum()) == 0 for n, g in ga.items() if n.startswith("head"))
+
+
+@pytest.mark.parametrize("head", ["svm", "softmax"])
+def test_a_missing_label_contributes_nothing(head: str) -> None:
+    of = objective(head=head, labels=torch.full((N,), -1))
+    none, absent = step(of, torch.full((N,), -1)), step(of, None)
+    assert torch.equal(none.loss, absent.loss)
+    assert float(none.terms["side"]) == 0
+    without = gradients(of, none)
+    assert float(without["head.scores.beta"].abs().sum()) == 0
+    labels = torch.full((N,), -1)
+    labels[5] = 1
+    assert float(step(of, labels).terms["side"]) != 0
+
+
+def test_the_side_term_is_xi_times_the_head_s() -> None:
+    of = objective(xi=7.0)
+    labels = torch.arange(N) % 3
+    result = step(of, labels)
+    assert float(result.terms["side"]) == pytest.approx(7 * float(result.terms["label"]), rel=1e-5)
+    assert float(result.terms["bound"]) == pytest.approx(
+        float(result.terms["reconstruction"] - result.terms["kl_s"] - result.terms["kl_z"] + result.terms["side"]),
+        rel=1e-5,
+    )
+
+
+def test_xi_of_the_paper_and_its_warm_up() -> None:
+    assert paper_xi(784, 10, 0.5) == pytest.approx(156.8)
+    assert Xi(8.0, warmup=4).at(0) == 2.0
+    assert Xi(8.0, warmup=4).at(100) == 8.0
+    assert Xi(8.0).at(0) == 8.0
+
+
+@pytest.mark.parametrize("head", ["svm", "softmax"])
+def test_every_parameter_is_pulled(head: str) -> None:
+    labels = torch.where(torch.arange(N) < 6, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(bound_images=8), labels=labels, head=head)
+    torch.nn.init.normal_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
+    images = ImageSet(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
+    of.refresh(images, torch.full((3,), 1 / 3), torch.Generator().manual_seed(0))
+    result = step(of, labels)
+    assert {"label", "agreement", "latent", "bound"} <= result.terms.keys()
+    for name, gradient in gradients(of, result).items():
+        assert float(gradient.abs().sum()) > 0, name
+
+
+def test_without_the_image_model_the_decoder_gets_no_gradient() -> None:
+    of = objective(pull=Pull(bound_images=0, latent=0))
+    assert all(
+        float(g.abs().sum()) == 0 for n, g in gradients(of, step(of, torch.arange(N) % 3)).items() if "decoder" in n
+    )
+
+
+def test_validation_is_the_paper_s_bound_whatever_pulls() -> None:
+    pulled, plain = objective(pull=Pull()).eval(), objective().eval()
+    torch.testing.assert_close(step(pulled, torch.arange(N) % 3).loss, step(plain, torch.arange(N) % 3).loss)
+
+
+def test_agreement_is_a_bounded_measure_of_how_alike_pairs_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randn(64, 128, generator=generator)
+    other = torch.randn(64, 128, generator=generator)
+    most = math.log(127)
+    assert most - 0.1 < float(code_agreement(codes, codes, 0.1)) <= most
+    assert abs(float(code_agreement(codes, other, 0.1))) < 1.0
+    near = code_agreement(codes, codes + 0.3 * other, 0.1)
+    assert float(code_agreement(codes, codes + other, 0.1)) < float(near)
+
+
+def two_moons(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    angle = torch.rand(n, generator=generator) * math.pi
+    first = torch.stack([angle.cos(), angle.sin()], 1)
+    second = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
+    labels = (torch.arange(n) % 2).long()
+    points = torch.where(labels[:, None] == 0, first, second) + 0.06 * torch.randn(n, 2, generator=generator)
+    return points, labels
+
+
+def test_labels_spread_along_two_moons() -> None:
+    """Each moon bends around the other: no straight line from the labels would do. Codes are compared by angle, so
+    the points are first lifted to features whose angles are their distances."""
+    generator = torch.Generator().manual_seed(1)
+    points, truth = two_moons(600, generator)
+    frequencies = torch.randn(2, 400, generator=generator) * 4
+    codes = torch.cat([(points @ frequencies).cos(), (points @ frequencies).sin()], 1)
+    labels = torch.full((600,), -1)
+    labels[:6] = truth[:6]
+    for part in (600, 300):  # all in the graph, and half of them
+        r = Propagation(part=part)(codes, labels, torch.tensor([0.5, 0.5]), generator)
+        assert float((r.argmax(1) == truth).float().mean()) > 0.98
+        torch.testing.assert_close(r.sum(1), torch.ones(600))
+        assert torch.equal(r[:6].argmax(1), truth[:6])
+
+
+def test_balance_gives_the_classes_their_shares() -> None:
+    z = torch.rand(500, 3, generator=torch.Generator().manual_seed(0)) ** 3 * torch.tensor([5.0, 1.0, 1.0])
+    shares = torch.tensor([0.2, 0.3, 0.5])
+    r = balanced(z, shares)
+    torch.testing.assert_close(r.sum(1), torch.ones(500))
+    torch.testing.assert_close(r.mean(0), shares, atol=1e-3, rtol=0)
+
+
+def test_two_processes_see_the_moves_of_one() -> None:
+    """Halves of a batch, each with its rows, encode what the whole would (agreement looks at the rows at hand)."""
+    pull = Pull(agreement=0.0, latent=0.0, bound_images=None)
+    of = objective(pull=pull)
+    labels = torch.arange(N) % 3
+    whole = step(of, labels)
+    halves = [step(of, labels, Rows(0, 12, N)), step(of, labels, Rows(12, N, N))]
+    torch.testing.assert_close((halves[0].loss + halves[1].loss) / 2, whole.loss, rtol=1e-4, atol=1e-3)
