@@ -1,0 +1,120 @@
+"""The options of the command line, declared once: the same word means the same thing in every command.
+
+An option without a value of its own is None: a setting that was not given may still come from a file or from the run
+that is resumed. Its default, which is the library's, is said in the help (and held to the library's by a test).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+_IMAGES, _MODEL, _LEARNING, _MACHINE, _RUN = "Images", "Model", "Learning", "Machine", "Run folder"
+
+
+def _option(*names: str, help: str, panel: str | None = None, default: str | bool = False, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, **more)
+
+
+# --- of every command that uses a run
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A folder that [bold]semisight train --out[/] made.", show_default=False)
+]
+ImagesArgument = Annotated[
+    str, typer.Argument(metavar="IMAGES", help="Anything that train takes as DATA.", show_default=False)
+]
+Overwrite = Annotated[bool, _option("--overwrite", help="Replace what is there.")]
+FixedSeed = Annotated[int, _option(min=0, help="The same seed gives the same result.", default=True)]
+FixedDevice = Annotated[str, _option(help="auto, cpu, cuda, cuda:1 or mps.", default=True)]
+WhichCheckpoint = Annotated[
+    Literal["auto", "best", "newest"],
+    _option("--checkpoint", help="auto: the best, or the newest if there is no best.", default=True),
+]
+FolderOrGrid = Annotated[
+    Path, _option(help="A picture's name (.png, .jpg, .webp) for a grid, or a folder for a PNG each.")
+]
+
+# --- of train
+
+DataArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATA",
+        help="A folder of images, an image, .npz, .npy, MNIST or CIFAR files, builtin:digits or builtin:scenes. "
+        "With --resume it may be left out.",
+        show_default=False,
+    ),
+]
+
+Out = Annotated[Path | None, _option(help="The folder to write the run to. Required.", panel=_RUN)]
+Resume = Annotated[
+    bool, _option("--resume", help="Go on where the run in --out stopped, with its settings.", panel=_RUN)
+]
+ReplaceRun = Annotated[bool, _option("--overwrite", help="Replace the run in --out.", panel=_RUN)]
+WriteReport = Annotated[bool, _option(help="Write RUN/report.html at the end.", panel=_RUN, default=True)]
+Config = Annotated[
+    Path | None,
+    _option(
+        help="Settings from a YAML or JSON file, by the names of these options, which win over it. "
+        "The config.json of a run works too.",
+        panel=_RUN,
+    ),
+]
+
+Size = Annotated[
+    int | None, _option(help="Scale and crop to SIZE x SIZE pixels.", panel=_IMAGES, default="as they are")
+]
+Channels = Annotated[int | None, _option(help="1 (grey) or 3 (colour).", panel=_IMAGES, default="as they are")]
+Limit = Annotated[int | None, _option(help="Use at most so many images.", panel=_IMAGES, default="all")]
+ValidFraction = Annotated[
+    float | None, _option(help="Share set aside for validation; 0 for none.", panel=_IMAGES, default="0.1")
+]
+
+Preset = Annotated[
+    str | None,
+    _option(
+        help="Layers of the paper's Table 5: mnist, cifar-10, cifar-100, caltech-101, caltech-256, imagenet, "
+        "flickr8k, flickr30k, coco.",
+        panel=_MODEL,
+        default="suits the size of the images",
+    ),
+]
+Pooling = Annotated[
+    Literal["expected", "sampled", "max"] | None,
+    _option(
+        help="How the code sees the places z: their mean, a draw (the paper's), or max-pooling without z.",
+        panel=_MODEL,
+        default="expected",
+    ),
+]
+Nonlinearity = Annotated[
+    Literal["none", "relu"] | None, _option(help="After pooling, in the encoder.", panel=_MODEL, default="none")
+]
+Gradient = Annotated[
+    Literal["local", "straight-through", "nvil"] | None,
+    _option(help="How the gradient for z is estimated.", panel=_MODEL, default="local"),
+]
+
+Epochs = Annotated[int | None, _option(help="At most so many passes over the images.", panel=_LEARNING, default="100")]
+Minutes = Annotated[
+    float | None, _option(help="At most so long, resumptions included.", panel=_LEARNING, default="no limit")
+]
+BatchSize = Annotated[int | None, _option(help="Images per step.", panel=_LEARNING, default="64")]
+LearningRate = Annotated[float | None, _option(help="Of Adam.", panel=_LEARNING, default="0.0002")]
+Schedule = Annotated[
+    Literal["constant", "cosine"] | None, _option(help="Of the learning rate.", panel=_LEARNING, default="constant")
+]
+Average = Annotated[
+    float | None,
+    _option(help="Average the weights over steps: 0.999 remembers about 1000.", panel=_LEARNING, default="off"),
+]
+Seed = Annotated[int | None, _option(help="The same seed gives the same run.", panel=_LEARNING, default="0")]
+
+Device = Annotated[str | None, _option(help="auto, cpu, cuda, cuda:1 or mps.", panel=_MACHINE, default="auto")]
+Precision = Annotated[
+    Literal["auto", "32", "bf16", "64"] | None, _option(help="Of numbers, in bits.", panel=_MACHINE, default="auto")
+]
+Threads = Annotated[
+    int | None, _option(help="CPU threads; 1 is best on a busy machine.", panel=_MACHINE, default="torch's choice")
+]

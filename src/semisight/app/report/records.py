@@ -1,0 +1,101 @@
+"""The last sections of the page: curves of every term, settings, data, skipped files."""
+
+import json
+from html import escape
+
+from semisight.app.report import charts, page
+from semisight.app.report.material import Material
+from semisight.app.report.page import Section
+from semisight.app.runs import DataRecord
+from semisight.app.training import describe_architecture
+from semisight.data.image_set import skipped_summary
+
+_TERMS = (
+    ("bound", "Bound", "what training raises: reconstruction minus both costs"),
+    ("reconstruction", "Reconstruction", "log-probability of the image given code and places; higher is better"),
+    ("kl_s", "KL of s", "nats spent on what is there"),
+    ("kl_z", "KL of z", "nats spent on where it is"),
+    ("side", "Side term", "labels and captions"),
+    ("alpha0", "alpha0", "precision: 1 / variance of what is left to chance"),
+    ("rate", "Learning rate", ""),
+)
+
+
+def curves(m: Material) -> Section:
+    known = [name for name, _, _ in _TERMS]
+    fixed = ("step", "epoch", "split", "seconds", "bad_steps", *known)
+    others = sorted({name for row in m.log for name in row if name not in fixed})
+    figures: list[str] = []
+    for name, title, meaning in (*_TERMS, *((name, name, "") for name in others)):
+        lines = [
+            charts.Line(
+                word,
+                css,
+                [(float(row["step"]), float(row[name])) for row in m.log if row["split"] == split and name in row],
+            )
+            for split, word, css in (("train", "training", "first"), ("valid", "validation", "second"))
+        ]
+        values = [y for line in lines for _, y in line.points]
+        if not values or (name == "side" and not any(values)):
+            continue
+        last = ", ".join(f"{line.name} {charts.number(line.points[-1][1])}" for line in lines if line.points)
+        small = f"{meaning}; last: {last}" if meaning else f"last: {last}"
+        figures.append(
+            f"<figure><figcaption><b>{escape(title)}</b><br><small>{escape(small)}</small></figcaption>"
+            f"{charts.chart(title, lines, 'step', f'clip-{len(figures)}')}</figure>"
+        )
+    key = (
+        '<p class="soft"><span class="key first"></span>training &nbsp; <span class="key second"></span>validation</p>'
+    )
+    caption = (
+        "Means per image against the number of steps. The first steps may lie outside the frame, so that the rest can "
+        "be read. Where validation falls while training still rises, the model has begun to learn its images by heart."
+    )
+    if not figures:
+        return Section("curves", "Curves of every term", "Nothing was logged yet: the run is too short.", "")
+    body = (
+        f'{key}<figure><div class="charts">{"".join(figures)}</div><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+    return Section("curves", "Curves of every term", "", body)
+
+
+def settings(m: Material) -> Section:
+    run, data, meta = m.run, m.record, m.run.meta
+    counters = meta["counters"]
+    channels, height, width = data.shape
+    rows = [
+        ("images", f"{data.settings.source}: {data.n_train:,} to learn from, {data.n_valid:,} for validation"),
+        ("size", f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"),
+        ("architecture", "; ".join(describe_architecture(run.architecture))),
+        ("model", ", ".join(f"{name} {meta['about'][name]}" for name in ("pooling", "gradient", "alpha0"))
+         + f", nonlinearity {run.architecture.nonlinearity}"),
+        ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
+        ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
+        ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
+        ("steps left out", f"{counters['bad_steps']} were not finite"),
+    ]  # fmt: skip
+    rows += [("note", note) for note in data.notes]
+    everything = [(name, json.dumps(value)) for name, value in meta["config"].items()]
+    versions = [(name, str(value)) for name, value in meta["versions"].items()]
+    body = page.table(rows) + _skipped(data)
+    body += f"<details><summary>All settings of the training</summary>{page.table(everything)}</details>"
+    body += f"<details><summary>Versions</summary>{page.table(versions)}</details>"
+    return Section("settings", "Settings and data", "", body)
+
+
+def _skipped(data: DataRecord) -> str:
+    if not data.n_skipped:
+        return '<h3>Skipped files</h3><p class="soft">None: every file was read.</p>'
+    some_rows = [(entry.name, entry.reason) for entry in data.skipped[:200]]
+    more = f" The first {len(some_rows)} are listed." if data.n_skipped > len(some_rows) else ""
+    summary = f"{data.n_skipped:,} files could not be read and were left out."
+    if data.n_skipped == len(data.skipped):
+        summary = skipped_summary(data.skipped) + "."
+    listing = f"<details><summary>Which, and why</summary>{page.table(some_rows)}</details>"
+    return f"<h3>Skipped files</h3><p>{escape(summary + more)}</p>{listing}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,167 @@
+"""The folder of a run as people use it: the trainer's files, what it learned from, and its report.
+
+    RUN/config.json, checkpoints/, log.csv, tensorboard/   the trainer's (learning/runs.py)
+    RUN/data.json                                          where the images came from, and what was left out
+    RUN/report.html                                        the page to look at
+
+The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
+not by their path.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from semisight.app.settings import DataSettings, of_run
+from semisight.data.image_set import ImageSet, Skipped
+from semisight.errors import UserError
+from semisight.files import write_atomic
+from semisight.learning.checkpoints import load_weights, read_meta
+from semisight.learning.config import TrainConfig, read_settings
+from semisight.learning.objective import ImageObjective
+from semisight.learning.runs import RunFolder
+from semisight.model.architecture import Architecture
+from semisight.model.image_model import ImageModel
+
+Which = Literal["auto", "best", "newest"]
+_SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """What a run learned from, as RUN/data.json keeps it."""
+
+    settings: DataSettings
+    n_train: int
+    n_valid: int
+    shape: tuple[int, int, int]
+    skipped: tuple[Skipped, ...] = ()
+    n_skipped: int = 0
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(settings: DataSettings, train: ImageSet, valid: ImageSet | None) -> "DataRecord":
+        return DataRecord(
+            settings=settings,
+            n_train=len(train),
+            n_valid=0 if valid is None else len(valid),
+            shape=train.shape,
+            skipped=train.skipped[:_SKIPPED_KEPT],
+            n_skipped=len(train.skipped),
+            notes=train.notes,
+        )
+
+    def write(self, path: Path) -> None:
+        write_atomic(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> "DataRecord":
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return DataRecord(
+                settings=DataSettings(**values["settings"]),
+                n_train=int(values["n_train"]),
+                n_valid=int(values["n_valid"]),
+                shape=tuple(values["shape"]),
+                skipped=tuple(Skipped(**entry) for entry in values["skipped"]),
+                n_skipped=int(values["n_skipped"]),
+                notes=tuple(values["notes"]),
+            )
+        except FileNotFoundError:
+            raise UserError(
+                f"{path.parent} does not say which images it learned from ({path.name} is not there)."
+            ) from None
+        except OSError as error:
+            raise UserError(f"could not read {path}: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged ({type(error).__name__}: {error}); train again, or repair it."
+            ) from error
+
+
+def data_file(folder: RunFolder) -> Path:
+    return folder.path / "data.json"
+
+
+def report_file(folder: RunFolder) -> Path:
+    return folder.path / "report.html"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with all that its checkpoint says about it."""
+
+    folder: RunFolder
+    checkpoint: Path
+    objective: ImageObjective
+    meta: Mapping[str, Any]
+
+    @property
+    def model(self) -> ImageModel:
+        return self.objective.model
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.model.architecture
+
+    @property
+    def config(self) -> TrainConfig:
+        return TrainConfig.from_dict(self.meta["config"], where=str(self.checkpoint))
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.decoder.log_alpha0.device
+
+    def data(self) -> DataRecord:
+        return DataRecord.read(data_file(self.folder))
+
+
+def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Run:
+    """The model of a run folder, in evaluation mode: its best checkpoint if there is one, else its newest."""
+    from semisight.learning.devices import choose_device
+
+    folder = open_folder(path)
+    named = {"best": folder.best, "newest": folder.newest}
+    checkpoint = folder.best_or_newest() if which == "auto" else named[which]
+    other = " Its other checkpoint may be whole: --checkpoint newest." if checkpoint == folder.best else ""
+    try:
+        meta = read_meta(checkpoint)
+        objective = build_objective(meta["about"], int(meta["config"]["seed"]))
+        load_weights(objective, checkpoint)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{checkpoint} does not say how its model is built ({error}); train it with semisight train.{other}"
+        ) from error
+    except UserError as error:
+        raise UserError(f"{error}{other}") from error
+    return Run(folder, checkpoint, objective.to(choose_device(device)).eval(), meta)
+
+
+def open_folder(path: str | Path) -> RunFolder:
+    """The folder, if it holds a run."""
+    folder = RunFolder(Path(path).expanduser())
+    how = f"Train one with: semisight train DATA --out {path}"
+    if not folder.path.exists():
+        raise UserError(f"there is no run at {path}: the folder does not exist. {how}")
+    if not folder.path.is_dir():
+        raise UserError(f"{path} is a file, not the folder of a run. Give the folder that semisight train --out made.")
+    if not folder.holds_a_run:
+        raise UserError(f"{path} is a folder, but not one of a run: it has neither config.json nor checkpoints. {how}")
+    return folder
+
+
+def former_settings(folder: RunFolder) -> dict[str, Any]:
+    """The settings, by name, of the run in a folder: what resuming starts from."""
+    meta = read_meta(folder.newest) if folder.newest.exists() else read_settings(folder.config)
+    return {**of_run(meta), **dataclasses.asdict(DataRecord.read(data_file(folder)).settings)}
+
+
+def build_objective(about: Mapping[str, Any], seed: int) -> ImageObjective:
+    """The untrained model that `ModelSettings.about` describes; the same seed gives the same start."""
+    model = ImageModel(Architecture.from_dict(about["architecture"]), about["pooling"], seed=seed)
+    return ImageObjective(model, about["gradient"], about["alpha0"], seed=seed)
