@@ -90,7 +90,7 @@ class LabelObjective(nn.Module):
         x, posterior, decoded = self.images.infer(batch.images, generator, rows)
         bound = image_bound(x, posterior, decoded, self.images.model.decoder)
         labels = _labels(batch)
-        label = self._head.log_prob(labels, posterior.code)
+        label = self.label_head.log_prob(labels, posterior.code)
         bound = bound.with_side(weight * label)
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean()
         terms = bound.means() | {"label": _mean_of_labelled(label, labels)}
@@ -105,7 +105,7 @@ class LabelObjective(nn.Module):
             for _ in range(2)
         )
         terms, gain = {}, torch.zeros((), device=batch.images.device)
-        scores = [self._head.expected_log_prob_all(p.mean, p.log_spread) for p in (first, second)]
+        scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in (first, second)]
         known = (labels >= 0).nonzero().squeeze(1)
         if len(known):
             terms["label"] = torch.stack([score[known, labels[known]].mean() for score in scores]).mean()
@@ -139,10 +139,10 @@ class LabelObjective(nn.Module):
 
     def _prior(self, weight: float) -> Tensor:
         """One image's share of log p(beta), in the same units as the labels."""
-        return weight * self._head.log_prior(max(1, int((self.train_labels >= 0).sum())))
+        return weight * self.label_head.log_prior(max(1, int((self.train_labels >= 0).sum())))
 
     @property
-    def _head(self) -> LabelHead:
+    def label_head(self) -> LabelHead:
         return cast(LabelHead, self.head)
 
     @torch.no_grad()
@@ -155,7 +155,7 @@ class LabelObjective(nn.Module):
         for index in torch.arange(len(train)).split(1000):
             posterior = model.encode(train.batch(index).to(model.decoder.log_alpha0.device), generator)
             parts.append(posterior.mean.cpu())
-            scores.append(self._head.expected_log_prob_all(posterior.mean, posterior.log_spread).cpu())
+            scores.append(self.label_head.expected_log_prob_all(posterior.mean, posterior.log_spread).cpu())
         r = self.pull.propagation(torch.cat(parts), self.train_labels, shares, generator)
         if int(self.refreshed) > 0:
             r = balanced((r + 1e-3) * (torch.cat(scores).softmax(1) + 1e-3), shares)
