@@ -1,0 +1,20 @@
+"""One tiny run that the tests of this room share; those that change it copy it first."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.app.commands import TINY, ok
+
+
+@pytest.fixture(scope="session")
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("app") / "run"
+    ok("train", *TINY, "--out", folder, "--epochs", "2", "--average", "0.9")
+    return folder
+
+
+@pytest.fixture
+def own_run(shared_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shared_run, tmp_path / "own"))
