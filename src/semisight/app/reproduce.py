@@ -1,0 +1,87 @@
+"""`semisight reproduce`: the paper's tables by command, cell by cell, into results/*.csv."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from semisight.errors import UserError
+from semisight.experiments.results import Row
+
+SMOKE_DATA = "builtin:digits"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure: which data, rows, numbers of labels per class and splits, and within which time."""
+
+    data: str | None
+    out: Path | None = None
+    rows: Sequence[str] = ()
+    n: Sequence[int] = (10,)
+    splits: Sequence[int] = (0,)
+    minutes: float = 40.0
+    smoke: bool = False
+    threads: int = 1
+    progress: bool = True
+
+    def file(self, table: str) -> Path:
+        return self.out or Path("results") / f"{table}.csv"
+
+    def source(self) -> str:
+        if self.data is not None:
+            return self.data
+        if self.smoke:
+            return SMOKE_DATA
+        raise UserError("say where the images of the paper are: --data FOLDER (MNIST's idx files), or try --smoke.")
+
+
+def _image_model(request: Request) -> list[Row]:
+    from semisight.experiments import image_model
+
+    rows = request.rows or image_model.ROWS
+    out = request.file(image_model.TABLE)
+    return [
+        row
+        for seed in request.splits
+        for row in image_model.run(request.source(), out, rows, seed, request.smoke, request.threads, request.progress)
+    ]
+
+
+def _table2(request: Request) -> list[Row]:
+    from semisight.experiments import table2
+
+    return table2.run(
+        request.source(),
+        request.file(table2.TABLE),
+        request.rows or table2.ROWS,
+        request.n,
+        request.splits,
+        request.minutes,
+        request.smoke,
+        request.threads,
+        request.progress,
+    )
+
+
+EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {"image-model": _image_model, "table2": _table2}
+
+
+def reproduce(name: str, request: Request) -> list[Row]:
+    """Measures what the results file does not hold yet; gives the rows that were added."""
+    if name not in EXPERIMENTS:
+        near = get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UserError(f"no experiment named {name!r}{hint} There are: {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name](request)
+
+
+def numbers(text: str, what: str) -> tuple[int, ...]:
+    """ "0,1,2" as whole numbers."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 0:
+        raise UserError(f"{what} takes whole numbers separated by commas, such as 0,1,2, not {text!r}.")
+    return values
