@@ -1,6 +1,7 @@
 """The page needs nobody and shows everything; what it says and draws is what the model does."""
 
 import base64
+import dataclasses
 import io
 import itertools
 import math
@@ -132,6 +133,17 @@ def test_numbers_are_those_of_the_bound(shared_run: Path) -> None:
         assert torch.allclose(shares.sum(0), torch.ones(shares.shape[1]))
         assert 0 <= decided <= 1
     assert "images it had not seen" in " ".join(plain_words(seen.numbers))
+
+
+def test_words_are_honest_about_a_model_that_learned_nothing(shared_run: Path) -> None:
+    run = load_run(shared_run)
+    numbers = observe(run, reload_sets(run)).numbers
+    worse = dataclasses.replace(numbers, explained=-0.2, mean_image_bound=numbers.after["bound"] + 1)
+    text = " ".join(plain_words(worse))
+    assert "does not redraw images better than the mean image" in text
+    assert "no better than the mean image yet" in text
+    better = dataclasses.replace(numbers, explained=0.5, mean_image_bound=numbers.after["bound"] - 1)
+    assert "yet" not in " ".join(plain_words(better))
 
 
 @pytest.mark.parametrize("padding", ["valid", "same"])

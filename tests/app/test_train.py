@@ -12,8 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from semisight.app import training
 from semisight.app.runs import DataRecord, load_run
 from semisight.learning.checkpoints import read_checkpoint
+from semisight.learning.config import TrainConfig
+from semisight.learning.interrupts import Interrupted
 from semisight.learning.logs import read_log
 from semisight.learning.runs import RunFolder
 from tests.app.commands import TINY, ok, refused, semisight
@@ -135,6 +138,18 @@ def test_a_folder_with_files_that_are_no_images(tmp_path: Path) -> None:
     assert "broken.jpg" in page
 
 
+def test_after_training_every_process_stands_alone(tmp_path: Path) -> None:
+    """The report adds up terms: with the group still there, the first process would wait for those that have left."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        ok("train", *TINY, "--out", tmp_path / "run", "--epochs", "1")
+        assert not torch.distributed.is_initialized()
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize("valid", ["0", "0.5"])
 def test_a_set_too_small_to_spare_an_image_still_trains(tmp_path: Path, valid: str) -> None:
     Image.new("L", (8, 8), 90).save(tmp_path / "one.png")
@@ -164,6 +179,7 @@ def test_resume_needs_no_repeated_settings(own_run: Path) -> None:
     ok("train", "--out", own_run, "--resume", "--epochs", "3", "--no-report")
     rows = [row for row in read_log(own_run / "log.csv") if row["split"] == "valid"]
     assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [row["epoch"] for row in read_log(own_run / "log.csv") if row["split"] == "train"] == [1, 2, 3]
     assert load_run(own_run, "newest").config.average_decay == 0.9
 
 
@@ -209,6 +225,30 @@ def test_stopped_by_a_signal_it_saves_and_goes_on_exactly(tmp_path: Path) -> Non
     once, twice = (read_checkpoint(RunFolder(path).newest).part("model") for path in (straight, stopped))
     assert once.keys() == twice.keys()
     assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_gives_the_exit_code_that_a_shell_expects(
+    number: int, code: int, own_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(*arguments: object, **options: object) -> None:
+        raise Interrupted("stopped after step 7, saved.", number)
+
+    monkeypatch.setattr(training.Trainer, "fit", fit)
+    result = semisight("train", "--out", own_run, "--resume")
+    assert result.code == code
+    assert "stopped after step 7" in result.err
+    assert f"semisight train --out {own_run} --resume" in result.err
+    assert semisight("demo", "--out", own_run.with_name("demo")).code == code
+
+
+def test_a_busy_machine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(training.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    assert "--threads 1" in training.advice(TrainConfig(device="cpu"))[0]
+    assert training.advice(TrainConfig(device="cpu", threads=2)) == []
+    monkeypatch.setattr(training.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert training.advice(TrainConfig(device="cpu")) == []
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,13 @@ def train_run(
         say(line)
     objective = build_objective(settings.model.about(architecture), settings.train.seed)
     start(objective, sets.train, settings.train.seed)
+    # A small set has few steps in an epoch: its curves still get a point for each.
+    per_epoch = max(1, len(sets.train) // settings.train.batch_size)
     trainer = Trainer(
         objective,
         sets.train,
         path,
-        config=settings.train,
+        config=dataclasses.replace(settings.train, log_every=min(settings.train.log_every, per_epoch)),
         valid=sets.valid,
         about=settings.model.about(architecture),
     )
@@ -103,6 +105,8 @@ def train_run(
         _write_if_resumed(record, folder, resume)
         raise
     _write_if_resumed(record, folder, resume)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
     return Trained(folder, fitted, sets)
 
 

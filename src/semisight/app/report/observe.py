@@ -134,10 +134,13 @@ def plain_words(numbers: Numbers) -> list[str]:
     after, before, chance = (nats(v) for v in (n.after["bound"], n.before["bound"], n.mean_image_bound))
     who = f"{n.n:,} of the images it learned from" if n.seen else f"{n.n:,} images it had not seen"
     has_places = n.after["kl_z"] > 0
+    source = f"{n.code_size:,} numbers per image{' and the places it chose' if has_places else ''}"
+    redraws = f"redraws {n.explained:.0%} of what sets an image apart from the mean image"
+    if n.explained <= 0:
+        redraws = "does not redraw images better than the mean image would yet"
     lines = [
-        f"From {n.code_size} numbers per image{' and the places it chose' if has_places else ''}, the model redraws "
-        f"{n.explained:.0%} of what sets an image apart from the mean image (measured on {who}). A typical pixel is "
-        f"off by {n.rmse:.3f} on a scale from black 0 to white 1.",
+        f"From {source}, the model {redraws} (measured on {who}). A typical pixel is off by {n.rmse:.3f} on a scale "
+        "from black 0 to white 1.",
         f"The bound, the log-probability per image that it can vouch for (in nats, higher is better), went from "
         f"{before} before training to {after}. "
         f"Knowing only the mean image and how images spread around it would give {chance}.",
@@ -148,6 +151,6 @@ def plain_words(numbers: Numbers) -> list[str]:
     where = f" and {bits_where:,.0f} bits on where (the places z)" if has_places else ""
     lines.append(
         f"It spends {bits_what:,.0f} bits per image on what is there (the code s){where}, "
-        f"and uses {n.used_code} of the {n.code_size} numbers."
+        f"and uses {n.used_code:,} of the {n.code_size:,} numbers."
     )
     return lines

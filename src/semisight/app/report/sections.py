@@ -19,7 +19,7 @@ def learned(m: Material) -> Section:
         (f"{n.explained:.1%}", "of what sets an image apart from the mean image is redrawn"),
         (nats(n.after["bound"]), f"nats per image is the bound; it was {nats(n.before['bound'])} before training"),
         (nats(n.mean_image_bound), "nats per image the mean image alone would reach"),
-        (f"{n.used_code} of {n.code_size}", "numbers of the code are in use"),
+        (f"{n.used_code:,} of {n.code_size:,}", "numbers of the code are in use"),
         (f"{n.after['kl_s'] / math.log(2):,.0f} bits", "per image say what is there (the code s)"),
         (f"{n.after['kl_z'] / math.log(2):,.0f} bits", "per image say where it is (the places z)"),
     ]
