@@ -116,9 +116,9 @@ def places(m: Material) -> Section:
             )
             + page.figure(
                 page.beside(page.heat_table(mean.view(pool, pool).tolist()), page.tiles(maps, "2rem")),
-                "Left: share of the paint that went to each place of a block, all elements together. Right: the same "
-                f"for each element, in the order of the dictionary above; darker is more. Where it paints, z is "
-                f"{decided:.0%} decided (0%: every place is equally likely, 100%: one is certain).",
+                "The table is the share of the paint that went to each place of a block, all elements together; the "
+                "small squares are the same for each element, in the order of the dictionary above, darker for more. "
+                f"Where it paints, z is {decided:.0%} decided (0%: every place is equally likely, 100%: one is certain).",
             )
         )
     return Section(
