@@ -118,7 +118,7 @@ def places(m: Material) -> Section:
                 page.beside(page.heat_table(mean.view(pool, pool).tolist()), page.tiles(maps, "2rem")),
                 "The table is the share of the paint that went to each place of a block, all elements together; the "
                 "small squares are the same for each element, in the order of the dictionary above, darker for more. "
-                f"Where it paints, z is {decided:.0%} decided (0%: every place is equally likely, 100%: one is certain).",
+                f"Where it paints, z is {decided:.0%} decided (0%: every place equally likely, 100%: one certain).",
             )
         )
     return Section(
