@@ -12,6 +12,7 @@ All maps have the batch as their last axis (see pooling.py).
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.model.placing import Chosen, PoolingWeights
-from semisight.model.pooling import FAST, Operators
+from semisight.model.placing import Chosen, PoolingWeights, pool_expected
+from semisight.model.pooling import FAST, Operators, convolve_and_pool
 
 Pooling = Literal["sampled", "expected", "max"]
 POOLINGS: tuple[Pooling, ...] = ("sampled", "expected", "max")
@@ -192,6 +193,26 @@ class ImageEncoder(nn.Module):
         s = mu + noise.eps * log_sigma.exp()  # (18)
         return Posterior(mu, log_sigma, s, tuple(chosen))
 
+    @torch.no_grad()
+    def means(self, x: Tensor) -> Tensor:
+        """mu alone, [K_L, h, w, B]: for prediction where q(s | X) does not depend on a drawn z. Nothing is drawn."""
+        if self.pooling == "sampled":
+            raise UserError(
+                'with pooling="sampled" q(s | X) depends on the drawn z: encode the images with a generator'
+            )
+        c = (x - self.centre) / self.scale
+        for index in self.architecture.pooled_layers:
+            pool = partial(torch.amax, dim=0)
+            if self.pooling == "expected":
+                pool = partial(pool_expected, weights=cast(PoolingMLP, self.pooling_mlps[index]).weights())
+            layer = self.architecture.layers[index]
+            c = convolve_and_pool(c, self.filters[index], layer, self.biases[index], pool)
+            if self.architecture.nonlinearity == "relu":
+                c = torch.relu(c)
+        top = self._convolve(c, len(self.architecture.layers) - 1)[0]
+        mu: Tensor = self.code_mlp(top)[0]
+        return mu
+
     def _convolve(self, maps: Tensor, index: int) -> Tensor:
         layer = self.architecture.layers[index]
-        return self.operators.convolve(maps, self.filters[index], layer) + self.biases[index]
+        return self.operators.convolve(maps, self.filters[index], layer, self.biases[index])

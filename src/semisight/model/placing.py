@@ -9,14 +9,15 @@ memory, not arithmetic. `choose_places` therefore works through the blocks in pi
 works out its own gradient from the same pieces; the naive version at the end says the same in plain operations.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Blocks per piece: with 9 places about 0.3 MB a tensor, so that the handful in use fits a core's second cache.
-_PIECE = 8192
+# Values per piece and tensor: 0.26 MB, so that the handful in use fits a core's second cache.
+_PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,14 @@ class PoolingWeights:
     outer: Tensor
     outer_bias: Tensor
 
-    def logits(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden units and eta for blocks [P, n]."""
-        hidden = torch.addmm(self.inner_bias, self.inner, blocks).tanh_()
-        return hidden, torch.addmm(self.outer_bias, self.outer, hidden)
+    def logits(self, blocks: Tensor, hidden: Tensor | None = None, eta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden units and eta for blocks [P, n], written to the tensors given for them."""
+        hidden = torch.addmm(self.inner_bias, self.inner, blocks, out=hidden).tanh_()
+        return hidden, torch.addmm(self.outer_bias, self.outer, hidden, out=eta)
+
+    def bounded(self) -> bool:
+        """Whether exp(eta) can neither overflow nor vanish, whatever the blocks: |eta| <= sum |W1| + |bias|."""
+        return bool((self.outer.abs().sum(1, keepdim=True) + self.outer_bias.abs()).max() < 40)
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,27 @@ def draw_places(q: Tensor, uniform: Tensor) -> Tensor:
     return z
 
 
+def _pieces(blocks: Tensor, scratch: int) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Pieces of blocks [P, n] and some tensors [P, piece] to work in: the same memory each time, so it stays cached."""
+    places, n = blocks.shape
+    size = min(n, max(1, _PIECE // places)) if blocks.device.type == "cpu" else n
+    memory = [blocks.new_empty(places, size) for _ in range(scratch)]
+    for start in range(0, n, size):
+        stop = min(start + size, n)
+        yield slice(start, stop), [tensor[:, : stop - start] for tensor in memory]
+
+
+def _exponentials(eta: Tensor, bounded: bool, out: Tensor) -> Tensor:
+    """e_a = exp(eta_a), where eta is first brought below 0 unless it is bounded."""
+    return torch.exp(eta if bounded else eta.sub_(eta.amax(0)), out=out)
+
+
 class _ChoosePlaces(torch.autograd.Function):
-    """Keeps only blocks and z for the backward pass; hidden units and q are worked out again, piece by piece."""
+    """Keeps only blocks and z for the backward pass; hidden units and q are worked out again, piece by piece.
+
+    In a piece q_a is e_a / total. Constants in a, such as log total, cancel in the gradient of a softmax and are left
+    out there.
+    """
 
     @staticmethod
     def forward(
@@ -80,16 +104,24 @@ class _ChoosePlaces(torch.autograd.Function):
         flat, u = blocks.view(blocks.shape[0], -1), uniform.reshape(-1)
         z, pooled, negative_entropy = torch.empty_like(flat), torch.empty_like(u), torch.empty_like(u)
         log_q_z = torch.zeros_like(u)
-        for start in range(0, flat.shape[1], _PIECE):
-            n = slice(start, start + _PIECE)
-            piece = flat[:, n]
-            log_q = torch.log_softmax(weights.logits(piece)[1], dim=0)
-            q = log_q.exp()
-            z[:, n] = draw_places(q, u[n])
-            torch.sum((q if expected else z[:, n]) * piece, 0, out=pooled[n])
+        up_to, bounded = torch.ones_like(inner).tril_(), weights.bounded()
+        for n, (work, eta, e) in _pieces(flat, scratch=3):
+            piece, drawn = flat[:, n], z[:, n]
+            weights.logits(piece, work, eta)
+            _exponentials(eta, bounded, out=e)
+            reached = torch.mm(up_to, e, out=work)  # e_0 + ... + e_a
+            total = reached[-1].clone()
+            reached.gt_(u[n] * total)[-1] = 1.0  # so that rounding never loses a block
+            drawn[0] = reached[0]
+            torch.sub(reached[1:], reached[:-1], out=drawn[1:])
+            if expected:
+                torch.sum(torch.mul(e, piece, out=work), 0, out=pooled[n]).div_(total)
+            else:
+                torch.sum(torch.mul(drawn, piece, out=work), 0, out=pooled[n])
+            log_total = total.log()
             if not through:  # only the score function asks for it
-                torch.sum(z[:, n] * log_q, 0, out=log_q_z[n])
-            torch.sum(q.mul_(log_q), 0, out=negative_entropy[n])
+                torch.sum(torch.mul(drawn, eta, out=work), 0, out=log_q_z[n]).sub_(log_total)
+            torch.sum(e.mul_(eta), 0, out=negative_entropy[n]).div_(total).sub_(log_total)
         ctx.save_for_backward(blocks, z, inner, inner_bias, outer, outer_bias)
         ctx.expected, ctx.through = expected, through
         ctx.set_materialize_grads(False)
@@ -100,34 +132,31 @@ class _ChoosePlaces(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         blocks, z, inner, inner_bias, outer, outer_bias = ctx.saved_tensors
         weights = PoolingWeights(inner, inner_bias, outer, outer_bias)
-        flat = blocks.view(blocks.shape[0], -1)
-        grad_z = None if grads[0] is None else grads[0].reshape(flat.shape)
-        grad_pooled, grad_entropy, grad_log = (None if g is None else g.reshape(-1) for g in grads[1:])
+        flat, z = blocks.view(blocks.shape[0], -1), z.view(blocks.shape[0], -1)
+        bounded, zeros = weights.bounded(), flat.new_zeros(()).expand(flat.shape)
+        grad_z = zeros if grads[0] is None or not ctx.through else grads[0].reshape(flat.shape)
+        grad_pooled, grad_entropy, grad_log = (zeros[0] if g is None else g.reshape(-1) for g in grads[1:])
+        grad_value_of_q = grad_pooled if ctx.expected or ctx.through else zeros[0]
         out = torch.empty_like(flat)
         totals = [torch.zeros_like(w) for w in (inner, inner_bias, outer, outer_bias)]
-        for start in range(0, flat.shape[1], _PIECE):
-            n = slice(start, start + _PIECE)
-            piece = flat[:, n]
-            hidden, eta = weights.logits(piece)
-            log_q = torch.log_softmax(eta, dim=0)
-            q = log_q.exp()
-            grad_q = torch.zeros_like(q) if grad_z is None or not ctx.through else grad_z[:, n].clone()
-            if grad_pooled is not None and (ctx.expected or ctx.through):
-                grad_q.addcmul_(grad_pooled[n], piece)
-            if grad_entropy is not None:
-                grad_q.addcmul_(grad_entropy[n], log_q)  # the constant 1 of d(q log q) cancels in the softmax
-            grad_eta = grad_q.sub_((q * grad_q).sum(0)).mul_(q)
-            if grad_log is not None and not ctx.through:
-                grad_eta.addcmul_(grad_log[n], z[:, n] - q)
+        for n, (hidden, eta, q, grad, work) in _pieces(flat, scratch=5):
+            piece, grad_piece = flat[:, n], out[:, n]
+            weights.logits(piece, hidden, eta)
+            _exponentials(eta, bounded, out=q)
+            q.div_(q.sum(0))
+            grad_q = torch.addcmul(grad_z[:, n], piece, grad_value_of_q[n], out=grad)
+            grad_q.addcmul_(eta, grad_entropy[n])
+            grad_eta = grad_q.sub_(torch.mul(q, grad_q, out=work).sum(0)).mul_(q)
+            if not ctx.through:
+                grad_eta.addcmul_(z[:, n] - q, grad_log[n])
             totals[2].addmm_(grad_eta, hidden.T)
             totals[3] += grad_eta.sum(1, keepdim=True)
-            grad_hidden = torch.mm(outer.T, grad_eta).mul_(1 - hidden.square())
+            grad_hidden = torch.mm(outer.T, grad_eta, out=work)
+            grad_hidden.addcmul_(grad_hidden, hidden.square_(), value=-1)
             totals[0].addmm_(grad_hidden, piece.T)
             totals[1] += grad_hidden.sum(1, keepdim=True)
-            grad_blocks = torch.mm(inner.T, grad_hidden)
-            if grad_pooled is not None:
-                grad_blocks.addcmul_(grad_pooled[n], q if ctx.expected else z[:, n])
-            out[:, n] = grad_blocks
+            torch.mul(q if ctx.expected else z[:, n], grad_pooled[n], out=grad_piece)
+            grad_piece.addmm_(inner.T, grad_hidden)
         return out.view(blocks.shape), *totals, None, None, None
 
 
@@ -139,6 +168,18 @@ def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expe
         blocks, w.inner, w.inner_bias, w.outer, w.outer_bias, uniform.contiguous(), expected, through
     )
     return Chosen(*results)
+
+
+@torch.no_grad()
+def pool_expected(blocks: Tensor, weights: PoolingWeights) -> Tensor:
+    """sum_a q_a C~_a alone, [P, K, h, w, B] -> [K, h, w, B]: for prediction, without z and without a gradient."""
+    flat = blocks.reshape(blocks.shape[0], -1)
+    out, bounded = torch.empty_like(flat[0]), weights.bounded()
+    for n, (work, eta) in _pieces(flat, scratch=2):
+        weights.logits(flat[:, n], work, eta)
+        e = _exponentials(eta, bounded, out=eta)
+        torch.sum(torch.mul(e, flat[:, n], out=work), 0, out=out[n]).div_(e.sum(0))
+    return out.view(blocks.shape[1:])
 
 
 def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:

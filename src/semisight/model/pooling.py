@@ -4,11 +4,10 @@ Inside the model the batch is the LAST axis: maps are [K, H, W, B] and pooling b
 Gathering patches is then a copy of long contiguous runs, softmax and sampling over places vectorise, and almost all
 time is spent in matrix products.
 
-A pooling block sees a window of k + p - 1 pixels; its value at place (u, v) is the k x k filter laid at (u, v) of that
-window. So the p*p values of all K maps are one matrix of p*p shifted copies of the filters times the windows:
+Convolution and deconvolution are adjoint, and each is a handful of products over maps copied once (gathering.py):
 
-    correlate(X, W)[a, k, i, j] = <W[a, k], window(i, j) of X>         convolution, all places of a block at once
-    spread(U, W) = sum over blocks of sum_{a,k} U[a, k, i, j] W[a, k]  its adjoint: unpooled values, deconvolved
+    correlate(X, F)[a, k, i, j] = <F[k] laid at place a, block (i, j) of X>      all places of a block
+    spread(U, F) = sum over blocks of sum_{a,k} U[a, k, i, j] F[k] at place a    unpooled values, deconvolved
 
 The naive versions at the end do the same step by step; tests hold the two together.
 """
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.model.architecture import Layer
+from semisight.model.gathering import Geometry, Layout, layout_for
 from semisight.model.placing import Chosen, PoolingWeights, choose_places, naive_choose_places
 
 
@@ -48,155 +48,169 @@ def crop_same(x: Tensor, layer: Layer) -> Tensor:
     return x[:, before : x.shape[1] - after, before : x.shape[2] - after]
 
 
-# One gathered chunk of windows stays below this, so that memory does not grow with the window and caches hold it.
+# One gathered chunk stays below this, so that memory does not grow with the window and caches hold it.
 _CHUNK_ELEMENTS = 4_000_000
+_POOLED_AT_ONCE = 500_000  # values of blocks, in prediction: 2 MB, a core's second cache
 
 
-def _windows(x: Tensor, window: int, pool: int) -> Tensor:
-    """A view [c, window, window, h, w, B] of all windows of [c, H, W, B]."""
-    return x.unfold(1, window, pool).unfold(2, window, pool).permute(0, 4, 5, 1, 2, 3)
-
-
-def _row_chunks(rows: int, elements_per_row: int) -> list[slice]:
-    step = max(1, min(rows, _CHUNK_ELEMENTS // max(1, elements_per_row)))
+def _row_chunks(rows: int, elements_per_row: int, limit: int | None = None) -> list[slice]:
+    step = max(1, min(rows, (limit or _CHUNK_ELEMENTS) // max(1, elements_per_row)))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def _correlate(x: Tensor, weights: Tensor, pool: int) -> Tensor:
-    places, maps, _, window, _ = weights.shape
-    views = _windows(x, window, pool)
-    h, w, batch = views.shape[3:]
-    matrix = weights.reshape(places * maps, -1)
-    chunks = _row_chunks(h, matrix.shape[1] * w * batch)
-    if len(chunks) == 1:
-        return (matrix @ views.reshape(matrix.shape[1], -1)).view(places, maps, h, w, batch)
-    out = x.new_empty(places, maps, h, w, batch)
-    for rows in chunks:
-        columns = views[:, :, :, rows].reshape(matrix.shape[1], -1)
-        out[:, :, rows] = (matrix @ columns).view(places, maps, -1, w, batch)
+def _correlate(maps: Tensor, matrices: Tensor, layout: Layout, bias: Tensor | None = None) -> Tensor:
+    """[c, H, W, B] -> [P, K, h, w, B]."""
+    g, (_, height, width, batch) = layout.geometry, maps.shape
+    rows = matrices.shape[1]
+    out = maps.new_empty(g.n_places, rows // layout.together, g.blocks(height), g.blocks(width), batch)
+    column = None if bias is None else bias.reshape(-1, 1).repeat(layout.together, 1)
+    for part in _row_chunks(out.shape[2], layout.elements(maps)):
+        for group in layout.groups(layout.gather(maps[:, g.pixels(part)])):
+            target = out[group.places, :, part].view(rows, -1)
+            for term, columns in group.terms:
+                if term == 0 and column is not None:
+                    torch.addmm(column, matrices[term], columns, out=target)
+                else:
+                    target.addmm_(matrices[term], columns, beta=min(term, 1))  # the first writes, the others add
     return out
 
 
-def _outer(u: Tensor, x: Tensor, window: int, pool: int, values: Tensor | None = None) -> Tensor:
-    """Gradient of <u, correlate(x, W)> with respect to W; with `values`, of <z * values, ...> for u = z."""
-    places, maps, h, w, batch = u.shape
-    views = _windows(x, window, pool)
-    size = x.shape[0] * window * window
-    total = x.new_zeros(places * maps, size)
-    for rows in _row_chunks(h, size * w * batch):
-        total.addmm_(_unpooled(u, values, rows), views[:, :, :, rows].reshape(size, -1).T)
-    return total.view(places, maps, x.shape[0], window, window)
+def _spread(u: Tensor, matrices: Tensor, layout: Layout, values: Tensor | None = None) -> Tensor:
+    """The adjoint, [P, K, h, w, B] -> [c, H, W, B]; with `values` [K, h, w, B] u is z and is multiplied by them."""
+    g, (_, _, h, w, batch) = layout.geometry, u.shape
+    out = u.new_zeros(layout.channels(matrices), *((n - 1) * g.pool + g.window for n in (h, w)), batch)
+    for part in _row_chunks(h, layout.elements(out)):
+        maps = out[:, g.pixels(part)]
+        gathered = layout.empty(maps).zero_()
+        for group in layout.groups(gathered):
+            unpooled = u[group.places, :, part] if values is None else u[group.places, :, part] * values[:, part]
+            unpooled = unpooled.reshape(matrices.shape[1], -1)
+            for term, columns in group.terms:
+                columns.addmm_(matrices[term].T, unpooled)
+        layout.scatter_add(gathered, maps)
+    return out
 
 
-def _unpooled(u: Tensor, values: Tensor | None, rows: slice) -> Tensor:
-    """Some rows of the unpooled values as a matrix [P*K, rows*w*B]; with `values`, u is z and is multiplied here."""
-    part = u[:, :, rows] if values is None else u[:, :, rows] * values[:, rows]
-    return part.reshape(u.shape[0] * u.shape[1], -1)
-
-
-def _spread(u: Tensor, weights: Tensor, pool: int, values: Tensor | None = None) -> Tensor:
-    places, maps, channels, window, _ = weights.shape
-    h, w, batch = u.shape[2:]
-    matrix = weights.reshape(places * maps, -1).T  # [c*window*window, P*K]
-    slabs = -(-window // pool)  # a window reaches over this many blocks
-    out = u.new_zeros(channels, h + slabs - 1, pool, w + slabs - 1, pool, batch)
-    for rows in _row_chunks(h, matrix.shape[0] * w * batch):
-        columns = (matrix @ _unpooled(u, values, rows)).view(channels, window, window, -1, w, batch)
-        columns = columns.permute(0, 3, 1, 4, 2, 5)  # [c, rows, window, w, window, B]
-        for i in range(slabs):
-            for j in range(slabs):
-                part = columns[:, :, i * pool : (i + 1) * pool, :, j * pool : (j + 1) * pool]
-                high, wide = part.shape[2], part.shape[4]
-                out[:, rows.start + i : rows.stop + i, :high, j : j + w, :wide] += part
-    full = out.view(channels, (h + slabs - 1) * pool, (w + slabs - 1) * pool, batch)
-    return full[:, : (h - 1) * pool + window, : (w - 1) * pool + window]
+def _outer(u: Tensor, maps: Tensor, matrices: Tensor, layout: Layout) -> Tensor:
+    """Gradient of <u, correlate(maps, matrices)> with respect to the matrices."""
+    total = torch.zeros_like(matrices)
+    for part in _row_chunks(u.shape[2], layout.elements(maps)):
+        for group in layout.groups(layout.gather(maps[:, layout.geometry.pixels(part)])):
+            rows = u[group.places, :, part].reshape(matrices.shape[1], -1)
+            for term, columns in group.terms:
+                total[term].addmm_(rows, columns.T)
+    return total
 
 
 class _Correlate(torch.autograd.Function):
-    """Own backward: it gathers the windows again instead of keeping them, (window / pool)^2 times the input."""
+    """Own backward: it gathers again instead of keeping what was gathered, several times the input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, pool: int) -> Tensor:
-        ctx.save_for_backward(x, weights)
-        ctx.pool = pool
-        return _correlate(x, weights, pool)
+    def forward(ctx: Any, maps: Tensor, matrices: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
+        ctx.save_for_backward(maps, matrices)
+        ctx.layout, ctx.bias_shape = layout, None if bias is None else bias.shape
+        return _correlate(maps, matrices, layout, bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weights = ctx.saved_tensors
-        (grad,) = grads
-        grad_x = _spread(grad, weights, ctx.pool) if ctx.needs_input_grad[0] else None
-        grad_w = _outer(grad, x, weights.shape[-1], ctx.pool) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_w, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        maps, matrices = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        grad_maps = _spread(grad, matrices, ctx.layout) if ctx.needs_input_grad[0] else None
+        grad_matrices = _outer(grad, maps, matrices, ctx.layout) if ctx.needs_input_grad[1] else None
+        grad_bias = grad.flatten(2).sum(2).sum(0).view(ctx.bias_shape) if ctx.needs_input_grad[2] else None
+        return grad_maps, grad_matrices, grad_bias, None
 
 
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, u: Tensor, weights: Tensor, pool: int) -> Tensor:
-        ctx.save_for_backward(u, weights)
-        ctx.pool = pool
-        return _spread(u, weights, pool)
+    def forward(ctx: Any, u: Tensor, matrices: Tensor, layout: Layout) -> Tensor:
+        ctx.save_for_backward(u, matrices)
+        ctx.layout = layout
+        return _spread(u, matrices, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        u, weights = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        grad_u = _correlate(grad, weights, ctx.pool) if ctx.needs_input_grad[0] else None
-        grad_w = _outer(u, grad, weights.shape[-1], ctx.pool) if ctx.needs_input_grad[1] else None
-        return grad_u, grad_w, None
+        u, matrices = ctx.saved_tensors
+        (grad,) = grads
+        grad_u = _correlate(grad, matrices, ctx.layout) if ctx.needs_input_grad[0] else None
+        grad_matrices = _outer(u, grad, matrices, ctx.layout) if ctx.needs_input_grad[1] else None
+        return grad_u, grad_matrices, None
 
 
 class _UnpoolSpread(torch.autograd.Function):
     """`_Spread` of z * values, without ever keeping that product: it is as large as z."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, z: Tensor, weights: Tensor, pool: int) -> Tensor:
-        ctx.save_for_backward(values, z, weights)
-        ctx.pool = pool
-        return _spread(z, weights, pool, values)
+    def forward(ctx: Any, values: Tensor, z: Tensor, matrices: Tensor, layout: Layout) -> Tensor:
+        ctx.save_for_backward(values, z, matrices)
+        ctx.layout = layout
+        return _spread(z, matrices, layout, values)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        values, z, weights = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        grad_u = _correlate(grad, weights, ctx.pool)
-        grad_values = _sum_products(grad_u, z) if ctx.needs_input_grad[0] else None
-        grad_w = _outer(z, grad, weights.shape[-1], ctx.pool, values) if ctx.needs_input_grad[2] else None
-        grad_z = grad_u.mul_(values) if ctx.needs_input_grad[1] else None
-        return grad_values, grad_z, grad_w, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """All three gradients in one go over the blocks: what was just worked out is still in the cache."""
+        values, z, matrices = ctx.saved_tensors
+        layout: Layout = ctx.layout
+        (grad,), rows = grads, matrices.shape[1]
+        grad_values, grad_z, grad_matrices = torch.zeros_like(values), torch.empty_like(z), torch.zeros_like(matrices)
+        for part in _row_chunks(z.shape[2], layout.elements(grad)):
+            v, grad_v = values[:, part], grad_values[:, part]
+            for group in layout.groups(layout.gather(grad[:, layout.geometry.pixels(part)])):
+                z_here, grad_u = z[group.places, :, part], grad_z[group.places, :, part]
+                unpooled = (z_here * v).reshape(rows, -1)
+                for term, columns in group.terms:
+                    grad_u.view(rows, -1).addmm_(matrices[term], columns, beta=min(term, 1))
+                    grad_matrices[term].addmm_(unpooled, columns.T)
+                for place in range(len(z_here)):
+                    grad_v.addcmul_(grad_u[place], z_here[place])
+                grad_u.mul_(v)
+        return grad_values, grad_z, grad_matrices, None
 
 
-def _sum_products(u: Tensor, z: Tensor) -> Tensor:
-    """sum over places of u * z, one place at a time: no temporary of all places."""
-    total = u[0] * z[0]
-    for place in range(1, u.shape[0]):
-        total.addcmul_(u[place], z[place])
-    return total
+def _layout(filters: Tensor, pool: int, offsets: range | None = None) -> Layout:
+    return layout_for(Geometry(filters.shape[-1], pool, range(pool) if offsets is None else offsets), filters.shape[1])
 
 
-def convolve_blocks(x: Tensor, filters: Tensor, layer: Layer) -> Tensor:
+def convolve_blocks(x: Tensor, filters: Tensor, layer: Layer, bias: Tensor | None = None) -> Tensor:
     """(5): maps [c, H, W, B] and filters [K, c, k, k] to the values of every pooling block, [P, K, h, w, B]."""
-    out: Tensor = _Correlate.apply(pad_same(x, layer), shifted_copies(filters, layer.pool), layer.pool)
+    layout = _layout(filters, layer.pool)
+    out: Tensor = _Correlate.apply(pad_same(x, layer), layout.matrices(filters), bias, layout)
+    return out
+
+
+@torch.no_grad()
+def convolve_and_pool(
+    x: Tensor, filters: Tensor, layer: Layer, bias: Tensor, pool: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """(5) and (6) for prediction, [c, H, W, B] -> [K, h, w, B]: the blocks are pooled a few rows at a time, while they
+    are in the cache, and never kept."""
+    layout, maps = _layout(filters, layer.pool), pad_same(x, layer)
+    g, matrices = layout.geometry, layout.matrices(filters)
+    out = maps.new_empty(len(filters), g.blocks(maps.shape[1]), g.blocks(maps.shape[2]), maps.shape[3])
+    for part in _row_chunks(out.shape[1], g.n_places * out[:, 0].numel(), _POOLED_AT_ONCE):
+        out[:, part] = pool(_correlate(maps[:, g.pixels(part)], matrices, layout, bias))
     return out
 
 
 def deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """(3): unpooled values [P, K, h, w, B] and dictionary [K, c, k, k] to the maps below, [c, H, W, B]."""
-    out: Tensor = _Spread.apply(u, shifted_copies(dictionary, layer.pool), layer.pool)
+    layout = _layout(dictionary, layer.pool)
+    out: Tensor = _Spread.apply(u.contiguous(), layout.matrices(dictionary), layout)
     return crop_same(out, layer)
 
 
 def unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """(2) and (3) at once: values [K, h, w, B] go to place z [P, K, h, w, B] of their blocks and are deconvolved."""
-    out: Tensor = _UnpoolSpread.apply(values, z, shifted_copies(dictionary, layer.pool), layer.pool)
+    layout = _layout(dictionary, layer.pool)
+    out: Tensor = _UnpoolSpread.apply(values, z.contiguous(), layout.matrices(dictionary), layout)
     return crop_same(out, layer)
 
 
 def unpool_fixed(values: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
-    """VAE-d: every value goes to the same place of its block, so one of the shifted copies is enough."""
-    place = fixed_place(layer.pool)
-    copy = shifted_copies(dictionary, layer.pool)[place : place + 1]
-    out: Tensor = _Spread.apply(values[None], copy, layer.pool)
+    """VAE-d: every value goes to the same place of its block, so only that place is worked out."""
+    place = layer.pool // 2
+    layout = _layout(dictionary, layer.pool, range(place, place + 1))
+    out: Tensor = _Spread.apply(values[None].contiguous(), layout.matrices(dictionary), layout)
     return crop_same(out, layer)
 
 
@@ -232,9 +246,10 @@ def unpool_at(values: Tensor, z: Tensor) -> Tensor:
     return values * z
 
 
-def naive_convolve_blocks(x: Tensor, filters: Tensor, layer: Layer) -> Tensor:
+def naive_convolve_blocks(x: Tensor, filters: Tensor, layer: Layer, bias: Tensor | None = None) -> Tensor:
     maps = F.conv2d(pad_same(x, layer).permute(3, 0, 1, 2), filters)  # [B, K, m, m]
-    return to_blocks(maps.permute(1, 2, 3, 0), layer.pool)
+    blocks = to_blocks(maps.permute(1, 2, 3, 0), layer.pool)
+    return blocks if bias is None else blocks + bias
 
 
 def naive_deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
@@ -250,7 +265,7 @@ def naive_unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer
 class Operators:
     """The operations that exist twice, fast and naive; a model is built with one set of them."""
 
-    convolve: Callable[[Tensor, Tensor, Layer], Tensor]
+    convolve: Callable[[Tensor, Tensor, Layer, Tensor | None], Tensor]  # with the bias [K, 1, 1, 1] added
     deconvolve: Callable[[Tensor, Tensor, Layer], Tensor]
     unpool: Callable[[Tensor, Tensor, Tensor, Layer], Tensor]
     choose: Callable[[Tensor, PoolingWeights, Tensor, bool, bool], Chosen]

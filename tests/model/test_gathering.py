@@ -1,0 +1,136 @@
+"""(3), (5): both layouts of the products against the naive twin, and the pass for prediction against the posterior."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from semisight.errors import UserError
+from semisight.model import gathering, placing, pooling
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.gathering import Geometry, Lines, Windows
+from semisight.model.image_encoder import Pooling
+from semisight.model.image_model import ImageModel
+from semisight.model.placing import PoolingWeights, choose_places, naive_choose_places
+from semisight.model.pooling import NAIVE
+
+LAYERS = [
+    (Layer(3, 4, 3), (12, 9)),
+    (Layer(3, 5, 2, "same"), (8, 6)),
+    (Layer(2, 3, 4, "same"), (8, 8)),
+    (Layer(3, 5, 1), (5, 7)),
+    (Layer(2, 1, 1), (3, 3)),
+    (Layer(2, 1, 2), (4, 6)),
+    (Layer(2, 2, 3), (10, 7)),
+]
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in pieces":
+        monkeypatch.setattr(pooling, "_CHUNK_ELEMENTS", 10)
+        monkeypatch.setattr(pooling, "_POOLED_AT_ONCE", 10)
+        monkeypatch.setattr(placing, "_PIECE", 7)
+
+
+@pytest.fixture(params=[1, 10**9], ids=["Lines", "Windows"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_THIN", request.param)
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def assert_twins(fast: Tensor, naive: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(fast, naive, rtol=0, atol=1e-10)
+    weights = random(*fast.shape, seed=9).detach()
+    gradients = [torch.autograd.grad(out, inputs, weights, retain_graph=True) for out in (fast, naive)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("layer", "size"), LAYERS)
+@pytest.mark.usefixtures("pieces", "layout")
+def test_both_layouts_equal_the_naive_twin(layer: Layer, size: tuple[int, int]) -> None:
+    x, filters = random(2, *size, 3, seed=1), random(layer.maps, 2, layer.kernel, layer.kernel, seed=2)
+    bias = random(layer.maps, 1, 1, 1, seed=3)
+    blocks = pooling.convolve_blocks(x, filters, layer, bias)
+    assert_twins(blocks, pooling.naive_convolve_blocks(x, filters, layer, bias), [x, filters, bias])
+
+    u = random(*blocks.shape, seed=4)
+    maps = pooling.deconvolve_blocks(u, filters, layer)
+    assert_twins(maps, pooling.naive_deconvolve_blocks(u, filters, layer), [u, filters])
+
+    values = random(*u.shape[1:], seed=5)
+    maps = pooling.unpool_deconvolve(values, u, filters, layer)
+    assert_twins(maps, pooling.naive_unpool_deconvolve(values, u, filters, layer), [values, u, filters])
+
+    fixed = torch.zeros_like(u)
+    fixed[pooling.fixed_place(layer.pool)] = 1.0
+    maps = pooling.unpool_fixed(values, filters, layer)
+    assert_twins(maps, pooling.naive_unpool_deconvolve(values, fixed, filters, layer), [values, filters])
+
+
+@pytest.mark.parametrize("kind", [Lines, Windows])
+@pytest.mark.parametrize(("kernel", "pool"), [(5, 2), (4, 3), (1, 2), (3, 1), (2, 4)])
+def test_scattering_is_the_adjoint_of_gathering(kind: type[Lines] | type[Windows], kernel: int, pool: int) -> None:
+    layout = kind(Geometry(kernel, pool, range(pool)))
+    maps = random(2, 3 * pool + kernel - 1, 2 * pool + kernel - 1, 3, seed=1).detach()
+    there = layout.empty(maps).zero_()
+    for n, group in enumerate(layout.groups(there)):  # only what some product reads: the rest is never filled
+        for _, columns in group.terms:
+            columns.copy_(random(*columns.shape, seed=n).detach())
+    back = torch.zeros_like(maps)
+    layout.scatter_add(there, back)
+    gathered = torch.where(there == 0, 0, layout.gather(maps))
+    torch.testing.assert_close((gathered * there).sum(), (maps * back).sum(), rtol=1e-12, atol=1e-12)
+
+
+def test_unpooling_takes_a_z_of_any_memory_order() -> None:
+    layer, values, dictionary = Layer(3, 4, 2), random(3, 2, 2, 5, seed=1), random(3, 1, 4, 4, seed=2)
+    z = torch.nn.functional.one_hot(torch.arange(60).view(3, 2, 2, 5) % 4, 4).movedim(-1, 0).double()
+    assert not z.is_contiguous()
+    torch.testing.assert_close(
+        pooling.unpool_deconvolve(values, z, dictionary, layer),
+        pooling.naive_unpool_deconvolve(values, z, dictionary, layer),
+    )
+
+
+@pytest.mark.parametrize("gain", [1.0, 300.0])  # below and above what exp can take without help
+def test_choosing_places_with_weak_and_strong_preferences(gain: float) -> None:
+    blocks, uniform = random(4, 2, 3, 2, 5, seed=1), torch.rand(2, 3, 2, 5, dtype=torch.float64)
+    parts = [random(4, 4, seed=2), random(4, 1, seed=3), gain * random(4, 4, seed=4).detach(), random(4, 1, seed=5)]
+    weights = PoolingWeights(*parts)
+    assert weights.bounded() == (gain == 1.0)
+    fast, naive = (choose(blocks, weights, uniform, True, True) for choose in (choose_places, naive_choose_places))
+    inputs = [blocks, *parts[:2], parts[3]]
+    assert torch.equal(fast.z.detach().round(), naive.z.detach().round())
+    assert_twins(fast.pooled, naive.pooled, inputs)
+    assert_twins(fast.negative_entropy, naive.negative_entropy, inputs)
+    torch.testing.assert_close(placing.pool_expected(blocks.detach(), weights), naive.pooled, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("pooling_kind", ["expected", "max"])
+@pytest.mark.usefixtures("pieces", "layout")
+def test_the_pass_for_prediction_gives_the_mean_of_the_posterior(pooling_kind: Pooling) -> None:
+    architecture = Architecture((2, 12, 16), (Layer(3, 3, 2), Layer(4, 2, 2), Layer(5, 2)), "relu")
+    model = ImageModel(architecture, pooling_kind, seed=3, operators=NAIVE).double()
+    images = torch.rand(6, 2, 12, 16, dtype=torch.float64)
+    model.start_from(images)
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    code = model.mean_code(images, generator)
+    assert torch.equal(generator.get_state(), before)  # nothing was drawn
+    assert not code.requires_grad
+    torch.testing.assert_close(code, model.encode(images, generator).mean.detach(), rtol=0, atol=1e-10)
+
+
+def test_with_sampled_pooling_the_mean_needs_a_draw() -> None:
+    architecture = Architecture((1, 8, 8), (Layer(3, 3, 2), Layer(4, 3)))
+    model = ImageModel(architecture, "sampled", seed=3)
+    images = torch.rand(6, 1, 8, 8)
+    code = model.mean_code(images, torch.Generator().manual_seed(0))
+    assert torch.equal(code, model.encode(images, torch.Generator().manual_seed(0)).mean)
+    with pytest.raises(UserError, match="generator"):
+        model.encoder.means(images.permute(1, 2, 3, 0))
