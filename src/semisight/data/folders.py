@@ -31,7 +31,7 @@ _CHOSEN_SIDES = (8, 128)  # least and greatest size that is chosen for images of
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """The files below a folder, in order, and what the walk had to leave out."""
 
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ def read_folder(
     choose            which of the n files to read, as positions; by default all
     progress          called with (done, in all) as images are decoded
     """
-    found = _walk(folder)
+    found = walk(folder)
     names = found.names if choose is None else tuple(found.names[i] for i in choose(len(found.names)))
     if not names and not found.skipped:
         raise UserError(f"{folder} is empty: no file in it or in the folders below it")
@@ -91,7 +91,7 @@ def read_folder(
     kept_names = tuple(good_names[i] for i in kept)
     notes = (*size_note, *_channel_note([header for _, header in good], channels))
     labels, class_names = (None, ()) if classes is None else _labels(kept_names, folder)
-    shown = tuple(_printable(name) for name in kept_names)
+    shown = tuple(printable(name) for name in kept_names)
     return ImageSet(
         torch.from_numpy(images), shown, labels, class_names, skipped=skipped, source=str(folder), notes=notes
     )
@@ -107,10 +107,10 @@ def read_picture(path: Path, size: int | None = None, channels: int | None = Non
             pixels = read_pixels(path, height, width, channels or (1 if header.grey else 3))
         except Unreadable as error:
             raise UserError(f"{path} cannot be used: {error}") from error
-    return ImageSet(torch.from_numpy(pixels[None].copy()), (_printable(path.name),), source=str(path), notes=note)
+    return ImageSet(torch.from_numpy(pixels[None].copy()), (printable(path.name),), source=str(path), notes=note)
 
 
-def _walk(folder: Path) -> _Found:
+def walk(folder: Path) -> Found:
     """Every file below a folder. Links are followed, but no folder is entered twice: loops end."""
     names: list[str] = []
     skipped: list[Skipped] = []
@@ -128,7 +128,7 @@ def _walk(folder: Path) -> _Found:
         except OSError as error:
             if inside == "":
                 raise UserError(f"cannot read the folder {folder}: {error.strerror or error}") from error
-            skipped.append(Skipped(_printable(inside), f"folder that cannot be read: {error.strerror or error}"))
+            skipped.append(Skipped(printable(inside), f"folder that cannot be read: {error.strerror or error}"))
             continue
         for entry in entries:
             if entry.startswith("."):  # .DS_Store, .git, thumbnails: not meant as pictures
@@ -144,7 +144,7 @@ def _walk(folder: Path) -> _Found:
                 linked.append(name)
             else:
                 real.append(name)
-    return _Found(tuple(sorted(names)), tuple(skipped))
+    return Found(tuple(sorted(names)), tuple(skipped))
 
 
 def _each(
@@ -172,7 +172,7 @@ def _fill(
     kept, late = [], []
     for i, result in enumerate(results):
         if isinstance(result, Unreadable):
-            late.append(Skipped(_printable(names[i]), str(result)))
+            late.append(Skipped(printable(names[i]), str(result)))
         else:
             images[i] = result
             kept.append(i)
@@ -183,7 +183,7 @@ def _fill(
 
 def _skips(names: Sequence[str], headers: Sequence[Header | Unreadable]) -> tuple[Skipped, ...]:
     pairs = zip(names, headers, strict=True)
-    return tuple(Skipped(_printable(name), str(header)) for name, header in pairs if isinstance(header, Unreadable))
+    return tuple(Skipped(printable(name), str(header)) for name, header in pairs if isinstance(header, Unreadable))
 
 
 def _choose_size(headers: Sequence[Header], size: int | None) -> tuple[int, int, tuple[str, ...]]:
@@ -215,7 +215,7 @@ def _classes(names: Sequence[str], folder: Path) -> tuple[str, ...]:
     """The folders directly below that are classes, in the order of their names."""
     classes = {name.split("/")[0] for name in names if "/" in name} - set(UNLABELLED)
     if len(classes) < 2:
-        found = f"only {_printable(classes.pop())!r}" if classes else "none"
+        found = f"only {printable(classes.pop())!r}" if classes else "none"
         raise UserError(
             f"{folder} has a class per folder only if images lie in at least two folders below it, one for each class; "
             f"found {found}"
@@ -233,7 +233,7 @@ def _labels(names: Sequence[str], folder: Path) -> tuple[torch.Tensor, tuple[str
     classes = _classes(names, folder)
     number = {name: c for c, name in enumerate(classes)}
     labels = [number.get(name.split("/")[0], -1) if "/" in name else -1 for name in names]
-    return torch.tensor(labels, dtype=torch.int64), tuple(_printable(name) for name in classes)
+    return torch.tensor(labels, dtype=torch.int64), tuple(printable(name) for name in classes)
 
 
 def _nothing_left(folder: Path, skipped: Sequence[Skipped]) -> UserError:
@@ -242,6 +242,6 @@ def _nothing_left(folder: Path, skipped: Sequence[Skipped]) -> UserError:
     return UserError(f"no image in {folder} could be read. {skipped_summary(skipped)}. In detail: {reasons}{more}")
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """A name as text that can be printed and saved, also where the disk holds bytes that are no UTF-8."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
