@@ -64,7 +64,21 @@ def _table2(request: Request) -> list[Row]:
     )
 
 
-EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {"image-model": _image_model, "table2": _table2}
+def _table3(request: Request) -> list[Row]:
+    from semisight.experiments import table3
+
+    data = request.data or table3.SCENES
+    rows, out = request.rows or table3.rows_of(data), request.file(table3.TABLE)
+    return table3.run(
+        data, out, rows, request.splits, request.minutes, request.smoke, request.threads, request.progress
+    )
+
+
+EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
+    "image-model": _image_model,
+    "table2": _table2,
+    "table3": _table3,
+}
 
 
 def reproduce(name: str, request: Request) -> list[Row]:

@@ -1,0 +1,335 @@
+"""Section 5.3, Table 3: captions of Flickr8k at 64 and 128 pixels, and of *scenes*.
+
+    semisight reproduce table3 --data FLICKR8K --rows 64/two-step,64/joint            at most 40 minutes a row
+    semisight reproduce table3 --data FLICKR8K --rows 128/joint --minutes 90
+    semisight reproduce table3 --data builtin:scenes --minutes 30
+
+FLICKR8K holds Images/ and dataset_flickr8k.json. Weights are picked, and training stops, by the perplexity of captions
+of 500 training images that are then not trained on; all numbers are of the 1,000 images of the split val, at which
+nothing else looks. *Scenes* are drawn: 8,000 to train on, 500 to pick by, 1,000 to report on.
+
+    row                   what it is                                                     paper (256 pixels, test split)
+    likeliest             the most frequent training caption, for every image
+    nearest               first caption of the nearest training image: pixels, averaged to 16 x 16, Euclidean distance
+    two-step              image model alone, then the caption model on its codes         BLEU-4 0.17, perplexity 15.82
+    joint                 both together                                                  BLEU-4 0.22, perplexity 15.24
+    joint-10, joint-50    joint, from 10 % and 50 % of the images with all their captions, and no others
+    joint-10-images, ...  the same captions, the other images uncaptioned
+
+The column N is the share of captioned images in percent. The vocabulary is that of all training captions in every row:
+with another one, perplexities could not be compared. `named rightly` (scenes) is the percentage of captions that name
+every shape, colour and relation of the picture, and no other.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semisight.data.batches import Shuffled
+from semisight.data.cache import cached_folder
+from semisight.data.caption_files import read_captions
+from semisight.data.image_set import ImageSet, random_order, split
+from semisight.data.scene_captions import Facts, facts_of, names_rightly
+from semisight.data.scene_layout import make_scenes
+from semisight.data.scenes import read_scenes
+from semisight.data.tokenizer import tokenize
+from semisight.data.vocabulary import Vocabulary
+from semisight.errors import UserError
+from semisight.evaluation.captions import score_captions
+from semisight.experiments import results
+from semisight.learning.caption_objective import CaptionObjective, posteriors_of
+from semisight.learning.caption_training import (
+    CaptionSettings,
+    build_caption_objective,
+    caption_plan,
+    caption_validator,
+)
+from semisight.learning.captioning import best_captions, caption_perplexity
+from semisight.learning.checkpoints import load_weights
+from semisight.learning.config import TrainConfig
+from semisight.learning.encoded_captions import EncodedCaptions
+from semisight.learning.objective import ImageObjective
+from semisight.learning.step import Plan
+from semisight.learning.trainer import Trainer
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_model import ImageModel
+
+TABLE = "table3"
+SCENES = "builtin:scenes"
+SIZES = (64, 128)
+SHARES = {"joint-10": 10, "joint-10-images": 10, "joint-50": 50, "joint-50-images": 50}  # percent
+LEARNED = ("two-step", "joint", *SHARES)
+KINDS = ("likeliest", "nearest", *LEARNED)
+ROWS = tuple(f"{size}/{kind}" for size in SIZES for kind in KINDS)
+METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr", "distinct", "seen in training")
+NAMED = "named rightly"
+PAPER = {
+    "two-step": {"BLEU-1": "0.61", "BLEU-2": "0.41", "BLEU-3": "0.27", "BLEU-4": "0.17", "perplexity": "15.82"},
+    "joint": {"BLEU-1": "0.70", "BLEU-2": "0.49", "BLEU-3": "0.33", "BLEU-4": "0.22", "perplexity": "15.24"},
+}
+
+N_PICK, N_SCENES, N_REPORT = 500, 8000, 1000
+REPORT_SEED = 1_000_003  # scenes that no split number trains on
+N_CODES, BEAM = 20, 5  # for the report; while training 5 codes, see caption_validator
+STEPS_TO_VALIDATION, PATIENCE = 100, 8  # validations without a better one before training stops
+FOR_THE_REPORT = 0.15  # of a row's minutes
+START_IMAGES = 1000
+_SHARE, _PICK = 14, 15  # streams of the seed
+
+LAYERS = {
+    64: (Layer(48, 5, 4, "same"), Layer(84, 5, 2, "same"), Layer(128, 5)),  # 64-16-8-4
+    128: (Layer(48, 5, 4, "same"), Layer(84, 5, 2, "same"), Layer(128, 5, 2, "same"), Layer(128, 5)),  # 128-32-16-8-4
+}
+SMOKE_SIZE, SMOKE_LAYERS = 16, (Layer(6, 3, 2, "same"), Layer(8, 5))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the learned rows are trained."""
+
+    captions: CaptionSettings
+    batch_size: int = 64
+    learning_rate: float = 5e-4
+    average: float | None = 0.99
+
+
+FLICKR = Setting(CaptionSettings())
+SCENE = Setting(CaptionSettings(min_count=1, hidden_size=256, embedding_size=256))
+SMOKE = Setting(CaptionSettings(min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4), batch_size=8)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images with captions: to learn from, to pick weights by, and to report on (with what is to be seen, if known)."""
+
+    dataset: str
+    train: ImageSet
+    pick: ImageSet
+    report: ImageSet
+    facts: tuple[Facts, ...] | None
+    setting: Setting
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a row may take."""
+
+    minutes: float
+    threads: int
+    progress: bool
+    smoke: bool
+
+
+def rows_of(data: str | Path) -> tuple[str, ...]:
+    """The rows that are measured if none are named: *scenes* are small pictures."""
+    return tuple(row for row in ROWS if str(data) != SCENES or row.startswith("64/"))
+
+
+def run(
+    data: str | Path,
+    out: Path,
+    rows: Sequence[str] = ROWS,
+    splits: Sequence[int] = (0,),
+    minutes: float = 40.0,
+    smoke: bool = False,
+    threads: int = 2,
+    progress: bool = True,
+    cache: Path | None = None,
+) -> list[results.Row]:
+    """Every row that `out` does not hold yet, one after the other; each is added as soon as it is measured."""
+    unknown = [row for row in rows if row not in ROWS]
+    if unknown:
+        raise UserError(f"no row {unknown[0]!r} in Table 3. There are: {', '.join(ROWS)}")
+    dataset = "scenes" if str(data) == SCENES else "flickr8k"
+    added = []
+    for row in rows:
+        size, kind = row.split("/")
+        share = SHARES.get(kind, 100)
+        needed = (*METRICS, *["perplexity"][: kind in LEARNED], *[NAMED][: dataset == "scenes"])
+        for number in splits:
+            if results.has(out, TABLE, f"{dataset}/{row}", str(share), needed, number):
+                continue
+            started = time.monotonic()
+            of = sets(data, int(size), number, smoke, cache)
+            values = measure(kind, of, number, Limits(minutes, threads, progress, smoke))
+            spent = (time.monotonic() - started) / 60
+            paper = PAPER.get(kind, {}) if dataset == "flickr8k" else {}
+            origin = {"commit": results.commit(), "hardware": results.hardware(threads)}
+            cells = [
+                results.Row(
+                    TABLE, f"{dataset}/{row}", str(share), metric, number, value, paper.get(metric, ""), spent, **origin
+                )
+                for metric, value in values.items()
+            ]
+            results.add(out, cells)
+            added += cells
+    return added
+
+
+# ---- data ----
+
+
+def sets(data: str | Path, size: int, seed: int, smoke: bool = False, cache: Path | None = None) -> Sets:
+    if str(data) == SCENES:
+        return _scenes(size, seed, smoke)
+    if str(data).startswith("builtin:"):
+        raise UserError(
+            f"Table 3 is measured on {SCENES} (without options) or on the folder of Flickr8k, not on {data}"
+        )
+    return _flickr8k(Path(data), size, seed, smoke, cache)
+
+
+def _scenes(size: int, seed: int, smoke: bool) -> Sets:
+    side, n_train, n_pick, n_report = (SMOKE_SIZE, 40, 12, 12) if smoke else (size, N_SCENES, N_PICK, N_REPORT)
+    train, pick = split(read_scenes(n_train + n_pick, side, seed), n_pick, seed)
+    report = read_scenes(n_report, side, REPORT_SEED)
+    facts = tuple(facts_of(scene) for scene in make_scenes(n_report, REPORT_SEED))
+    return Sets(
+        "scenes", train, pick, report, facts, SMOKE if smoke else SCENE, SMOKE_LAYERS if smoke else LAYERS[size]
+    )
+
+
+def _flickr8k(folder: Path, size: int, seed: int, smoke: bool, cache: Path | None) -> Sets:
+    """Each part from a cache of its own: images stay on the disk, mapped."""
+    table = read_captions(folder / "dataset_flickr8k.json", folder / "Images")
+    train, val = table.subset("train"), table.subset("val")
+    order = random_order(len(train), seed, _PICK).tolist()
+    n_pick = min(N_PICK, len(train) // 4)
+    parts = []
+    for of, chosen in ((train, sorted(order[n_pick:])), (train, sorted(order[:n_pick])), (val, range(len(val)))):
+        captions = {of.names[i]: of.captions[i] for i in chosen}
+        side = SMOKE_SIZE if smoke else size
+        images = cached_folder(folder / "Images", size=side, names=list(captions), cache=cache)
+        parts.append(replace(images, captions=tuple(captions[name] for name in images.names)))
+    return Sets(
+        "flickr8k",
+        parts[0],
+        parts[1],
+        parts[2],
+        None,
+        SMOKE if smoke else FLICKR,
+        SMOKE_LAYERS if smoke else LAYERS[size],
+    )
+
+
+def captions_of(images: ImageSet) -> tuple[tuple[str, ...], ...]:
+    assert images.captions is not None
+    return images.captions
+
+
+# ---- rows ----
+
+
+def measure(kind: str, of: Sets, seed: int, limits: Limits) -> dict[str, float]:
+    """Every metric of one row."""
+    perplexity = None
+    if kind == "likeliest":
+        words = [likeliest(of.train)] * len(of.report)
+    elif kind == "nearest":
+        words = nearest(of.train, of.report)
+    else:
+        vocabulary = Vocabulary.from_captions(
+            (caption for captions in captions_of(of.train) for caption in captions), of.setting.captions.min_count
+        )
+        objective = train_captions(kind, of, vocabulary, seed, limits)
+        model, head = objective.images.model, objective.head
+        n_codes = 2 if limits.smoke else N_CODES
+        words = best_captions(model, head, of.report, vocabulary, n_codes=n_codes, beam=BEAM)
+        encoded = EncodedCaptions.encode(captions_of(of.report), vocabulary)
+        perplexity = caption_perplexity(model, head, of.report, encoded, n_codes=n_codes)
+    references = [[tokenize(caption) for caption in captions] for captions in captions_of(of.report)]
+    seen = (tokenize(caption) for captions in captions_of(of.train) for caption in captions)
+    scores = score_captions(words, references, training=seen, perplexity=perplexity, with_meteor=not limits.smoke)
+    values = scores.as_dict()
+    if of.facts is not None:
+        right = [names_rightly(" ".join(said), truth) for said, truth in zip(words, of.facts, strict=True)]
+        values[NAMED] = 100 * sum(right) / len(right)
+    return values
+
+
+def likeliest(train: ImageSet) -> tuple[str, ...]:
+    """Of captions equally frequent, the first by the alphabet."""
+    counts = Counter(tuple(tokenize(caption)) for captions in captions_of(train) for caption in captions)
+    return min(counts, key=lambda words: (-counts[words], words))
+
+
+def nearest(train: ImageSet, report: ImageSet, side: int = 16) -> list[tuple[str, ...]]:
+    def thumbnails(images: ImageSet) -> Tensor:
+        parts = torch.arange(len(images)).split(500)
+        return torch.cat([F.adaptive_avg_pool2d(images.batch(part), side).flatten(1) for part in parts])
+
+    places = torch.cdist(thumbnails(report), thumbnails(train)).argmin(1).tolist()
+    return [tuple(tokenize(captions_of(train)[place][0])) for place in places]
+
+
+def train_captions(kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limits: Limits) -> CaptionObjective:
+    """The objective with the weights that gave the pick images' captions the least perplexity."""
+    two_step = kind == "two-step"
+    settings = replace(of.setting.captions, two_step=two_step)
+    n = len(of.train)
+    kept = torch.zeros(n, dtype=torch.bool)
+    kept[random_order(n, seed, _SHARE)[: max(1, round(n * SHARES.get(kind, 100) / 100))]] = True
+    texts = [captions if keep else () for captions, keep in zip(captions_of(of.train), kept.tolist(), strict=True)]
+    captions = EncodedCaptions.encode(texts, vocabulary)
+    plan = caption_plan(captions.present, settings, of.setting.batch_size, uncaptioned=kind.endswith("-images"))
+    used = torch.cat([plan.labelled_index, plan.unlabelled_index]).sort().values
+
+    model = ImageModel(Architecture(of.train.shape, of.layers, "relu"), seed=seed)
+    model.start_from(of.train.batch(used[:: max(1, len(used) // START_IMAGES)]))
+    images = ImageObjective(model, seed=seed)
+    minutes = limits.minutes * (1 - FOR_THE_REPORT) / (2 if two_step else 1)
+    if two_step:
+        train_images(images, of, seed, replace(limits, minutes=minutes))
+    objective = build_caption_objective(
+        images, captions, settings, plan, seed, posteriors=posteriors_of(model, of.train) if two_step else None
+    )
+    training = config(of.setting, plan, seed, replace(limits, minutes=minutes))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            objective,
+            of.train,
+            folder,
+            config=replace(training, metric="perplexity", metric_rises=False),
+            plan=plan,
+            validate=caption_validator(of.pick, captions_of(of.pick), vocabulary),
+        )
+        load_weights(objective, trainer.fit(overwrite=True).checkpoint)
+    return objective
+
+
+def train_images(images: ImageObjective, of: Sets, seed: int, limits: Limits) -> None:
+    """The first of two steps: the bound on the training images, none of whose captions is looked at."""
+    plan = Shuffled(len(of.train), of.setting.batch_size)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            images, of.train, folder, config=config(of.setting, plan, seed, limits), valid=of.pick, plan=plan
+        )
+        load_weights(images, trainer.fit(overwrite=True).checkpoint)
+
+
+def config(setting: Setting, plan: Plan, seed: int, limits: Limits) -> TrainConfig:
+    """Validation comes every so many steps, in whole epochs: with few captions an epoch is a few steps."""
+    validate_every = max(1, round(STEPS_TO_VALIDATION / plan.steps_per_epoch))
+    return TrainConfig(
+        seed=seed,
+        learning_rate=setting.learning_rate,
+        batch_size=setting.batch_size,
+        average_decay=setting.average,
+        max_epochs=None,
+        max_steps=2 if limits.smoke else None,
+        max_minutes=limits.minutes,
+        validate_every=validate_every,
+        patience=PATIENCE * validate_every,
+        threads=limits.threads,
+        keep_memory=True,
+        progress=limits.progress,
+        tensorboard=False,
+    )

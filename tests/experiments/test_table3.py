@@ -1,0 +1,84 @@
+"""Table 3 at smoke size: every row runs, is written once, and keeps to the protocol."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from semisight.app.reproduce import Request, reproduce
+from semisight.data.scenes import read_scenes
+from semisight.errors import UserError
+from semisight.experiments import results, table3
+
+
+@pytest.fixture
+def flickr(tmp_path: Path) -> Path:
+    """A folder laid out like Flickr8k, with scenes for photographs."""
+    folder = tmp_path / "flickr8k"
+    (folder / "Images").mkdir(parents=True)
+    scenes = read_scenes(40, 24, seed=5, n_captions=2)
+    assert scenes.captions is not None
+    images = []
+    for i, captions in enumerate(scenes.captions):
+        Image.fromarray(scenes.images[i].permute(1, 2, 0).numpy()).save(folder / "Images" / f"{i}.jpg")
+        sentences = [{"raw": caption, "tokens": caption.split()} for caption in captions]
+        images.append({"filename": f"{i}.jpg", "split": "train" if i < 30 else "val", "sentences": sentences})
+    (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": images}))
+    return folder
+
+
+def test_every_row_of_scenes_at_smoke_size(tmp_path: Path) -> None:
+    out = tmp_path / "table3.csv"
+    request = Request(None, out, smoke=True, progress=False)
+    added = reproduce("table3", request)
+    assert [row.key for row in results.read(out)] == [row.key for row in added]
+    assert {row.row for row in added} == {f"scenes/64/{kind}" for kind in table3.KINDS}
+    metrics = {row: {cell.metric for cell in added if cell.row == row} for row in {cell.row for cell in added}}
+    assert all({*table3.METRICS, "named rightly"} <= names for names in metrics.values())
+    assert {row for row, names in metrics.items() if "perplexity" in names} == {
+        f"scenes/64/{kind}" for kind in table3.LEARNED
+    }
+    assert {row.row: row.N for row in added}["scenes/64/joint-10-images"] == "10"
+    assert all(math.isfinite(row.value) and row.commit for row in added)
+    assert reproduce("table3", request) == []
+
+
+def test_flickr8k_s_layout_its_splits_and_its_cache(flickr: Path, tmp_path: Path) -> None:
+    out, cache = tmp_path / "table3.csv", tmp_path / "cache"
+    of = table3.sets(flickr, 64, 0, smoke=True, cache=cache)
+    assert (len(of.train), len(of.pick), len(of.report)) == (23, 7, 10)
+    assert set(of.report.names) == {f"{i}.jpg" for i in range(30, 40)}
+    assert len({*of.train.names, *of.pick.names}) == 30
+    assert all(captions is not None and len(captions) == 2 for captions in table3.captions_of(of.train))
+    other = table3.sets(flickr, 64, 1, smoke=True, cache=cache)
+    assert other.report.names == of.report.names and other.pick.names != of.pick.names
+
+    rows = ["64/nearest", "128/joint"]
+    added = table3.run(flickr, out, rows, smoke=True, threads=1, progress=False, cache=cache)
+    assert {row.row for row in added} == {"flickr8k/64/nearest", "flickr8k/128/joint"}
+    assert {row.metric: row.paper for row in added if row.row.endswith("joint")}["perplexity"] == "15.24"
+    assert table3.run(flickr, out, rows, smoke=True, threads=1, progress=False, cache=cache) == []
+
+
+def test_the_baselines_that_do_not_learn() -> None:
+    scenes = read_scenes(50, 16, seed=3)
+    assert scenes.captions is not None
+    words = table3.nearest(scenes, scenes.subset([4, 20]))  # each picture is nearest to itself
+    assert words == [tuple(scenes.captions[i][0].split()) for i in (4, 20)]
+    often = [*range(50), *[7] * 20]
+    assert table3.likeliest(scenes.subset(torch.tensor(often))) == tuple(scenes.captions[7][0].split())
+
+
+def test_full_size_fits_its_architectures() -> None:
+    for size, layers in table3.LAYERS.items():
+        assert table3.Architecture((3, size, size), layers).code_shape == (128, 4, 4)
+
+
+def test_unknown_rows_and_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no row 'joint' in Table 3"):
+        table3.run("builtin:scenes", tmp_path / "x.csv", ["joint"], smoke=True)
+    with pytest.raises(UserError, match="not on builtin:digits"):
+        table3.run("builtin:digits", tmp_path / "x.csv", ["64/joint"], smoke=True)
