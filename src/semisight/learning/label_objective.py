@@ -24,7 +24,7 @@ from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
 from semisight.learning.bounds import image_bound
 from semisight.learning.objective import ImageObjective
-from semisight.learning.propagation import Propagation, balanced
+from semisight.learning.propagation import Propagation
 from semisight.learning.step import Batch, Images, Rows, Step
 from semisight.model.image_encoder import Posterior
 from semisight.model.image_model import batch_last
@@ -147,20 +147,15 @@ class LabelObjective(nn.Module):
 
     @torch.no_grad()
     def refresh(self, train: Images, shares: Tensor, generator: torch.Generator) -> None:
-        """Works out r for every training image: spread over the graph of codes, and after the first time also what the
-        classifier itself says, both balanced to the classes' shares."""
+        """Works out r for every training image, from the codes of them all. What the classifier itself says is left
+        out on purpose: multiplied in, its mistakes confirmed themselves (docs/experiments.md)."""
         if self.pull is None or self.pull.latent == 0:
             return
-        model, parts, scores = self.images.model, [], []
+        model, parts = self.images.model, []
         for index in torch.arange(len(train)).split(1000):
-            posterior = model.encode(train.batch(index).to(model.decoder.log_alpha0.device), generator)
-            parts.append(posterior.mean.cpu())
-            scores.append(self.label_head.expected_log_prob_all(posterior.mean, posterior.log_spread).cpu())
+            images = train.batch(index).to(model.decoder.log_alpha0.device)
+            parts.append(model.encode(images, generator).mean.cpu())
         r = self.pull.propagation(torch.cat(parts), self.train_labels, shares, generator)
-        if int(self.refreshed) > 0:
-            r = balanced((r + 1e-3) * (torch.cat(scores).softmax(1) + 1e-3), shares)
-            known = self.train_labels >= 0
-            r[known] = nn.functional.one_hot(self.train_labels[known], len(shares)).to(r)
         self.responsibilities.copy_(r)
         self.refreshed += 1
 

@@ -23,9 +23,9 @@ class Propagation:
     """How labels spread: nearest neighbours per code, weight of the neighbours, size of the part with a graph."""
 
     neighbours: int = 10
-    alpha: float = 0.95
+    alpha: float = 0.99
     width: float = 0.1
-    iterations: int = 40
+    iterations: int = 100
     part: int = 15_000
 
     def __call__(self, codes: Tensor, labels: Tensor, shares: Tensor, generator: torch.Generator) -> Tensor:
