@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.model.architecture import Architecture
-from semisight.model.pooling import FAST, Operators, shifted_copies, unpool_fixed
+from semisight.model.pooling import FAST, Operators, unpool_fixed
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,37 @@ class ImageDecoder(nn.Module):
     def energy_differences(self) -> tuple[Tensor, ...]:
         """||d_a - d_c||^2 for every pair of places, [P, P, K_l] per pooled layer: how much X^ changes when z moves.
 
-        For layer 1 it is exact: the Gram matrix of the p*p shifted copies of D(k, 1). Further up, a unit in map c below
-        changes the picture by the energy of that map's own dictionary; we weigh by these energies and leave out the
-        overlap of different units below (which has no sign in the mean).
+        For layer 1 it is exact: 2 (R(0) - R(a - c)), R the autocorrelation of D(k, 1). Further up, a unit in map c
+        below changes the picture by the energy of that map's own dictionary; we weigh by these energies and leave out
+        the overlap of different units below (which has no sign in the mean).
         """
         weight = torch.ones(
             self.architecture.image_shape[0], device=self.log_alpha0.device, dtype=self.log_alpha0.dtype
         )
         result = []
         for index, layer in enumerate(self.architecture.layers[:-1]):
-            dictionary = self.dictionaries[index].detach()
-            copies = shifted_copies(dictionary, layer.pool) * weight.sqrt()[:, None, None]  # [P, K, c, w, w]
-            flat = copies.flatten(2).transpose(0, 1)  # [K, P, c*w*w]
-            gram = flat @ flat.transpose(1, 2)  # [K, P, P]
-            norms = gram.diagonal(dim1=1, dim2=2)  # [K, P]
-            result.append((norms[:, :, None] + norms[:, None, :] - 2 * gram).permute(1, 2, 0))
-            weight = norms[:, 0]
+            overlap = _autocorrelation(self.dictionaries[index].detach(), weight, layer.pool)
+            place, middle = torch.arange(layer.pool, device=weight.device), layer.pool - 1
+            lag = (place[:, None] - place).add(middle)  # [p, p], along one axis
+            between = overlap[lag[:, None, :, None], lag[None, :, None, :]]  # [u, v, u', v', K]
+            energy = overlap[middle, middle]
+            result.append(2 * (energy - between.reshape(layer.pool**2, layer.pool**2, -1)))
+            weight = energy
         return tuple(result)
+
+
+def _autocorrelation(dictionary: Tensor, weight: Tensor, pool: int) -> Tensor:
+    """R(y, x) = sum over c and pixels of weight[c] D[k, c] D[k, c] moved by (y, x), |y|, |x| < p, [2p-1, 2p-1, K]."""
+    weighted, size = dictionary * weight[:, None, None], dictionary.shape[-1]
+    out = dictionary.new_zeros(2 * pool - 1, 2 * pool - 1, len(dictionary))
+    for y in range(min(pool, size)):
+        for x in range(1 - min(pool, size), min(pool, size)):
+            here = weighted[:, :, y:, max(x, 0) : size + min(x, 0)]
+            moved = dictionary[:, :, : size - y, max(-x, 0) : size - max(x, 0)]
+            total = (here * moved).sum((1, 2, 3))
+            out[pool - 1 + y, pool - 1 + x] = total
+            out[pool - 1 - y, pool - 1 - x] = total
+    return out
 
 
 def maximising_alpha0(squares: Tensor, n_values: int) -> Tensor:
