@@ -1,0 +1,111 @@
+"""The command: `python -m benchmarks --help`."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures import Figure
+from benchmarks.memory import measure_memory
+from benchmarks.speed import measure_encoding, measure_steps
+from semisight.learning.allocator import keep_memory
+from semisight.model.architecture import Architecture, Layer, preset, preset_names
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much to measure."""
+
+    speed: dict[str, Architecture]
+    batch: int
+    images: int
+    rounds: int
+    turn: float
+    mm_size: int
+    presets: tuple[str, ...]
+    pixels: tuple[int, ...]
+
+
+FULL = Size(
+    speed={name: preset(name) for name in ("mnist", "cifar-10")},
+    batch=64,
+    images=256,
+    rounds=11,
+    turn=0.25,
+    mm_size=2048,
+    presets=preset_names(),
+    pixels=(32, 64, 128),
+)
+SMOKE = Size(
+    speed={"tiny": Architecture((1, 12, 12), (Layer(4, 5, 2), Layer(6, 3)))},
+    batch=4,
+    images=8,
+    rounds=3,
+    turn=0.0,
+    mm_size=128,
+    presets=("imagenet",),
+    pixels=(8, 16),
+)
+
+
+def steps(size: Size, limit: float) -> Iterator[Figure]:
+    for name, architecture in size.speed.items():
+        yield from measure_steps(name, architecture, size.batch, size.rounds, size.turn, size.mm_size)
+
+
+def encoding(size: Size, limit: float) -> Iterator[Figure]:
+    for name, architecture in size.speed.items():
+        yield from measure_encoding(name, architecture, size.images, size.rounds, size.turn)
+
+
+def memory(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_memory(size.presets, size.pixels, size.batch, limit)
+
+
+PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {"step": steps, "encode": encoding, "memory": memory}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Speed and memory of the image model as ratios measured in one run, one JSON line per figure.",
+        epilog="example: python -m benchmarks --only step,encode --out results/bench.jsonl",
+    )
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help=f"rounds of every comparison (default: {FULL.rounds})")
+    parser.add_argument(
+        "--memory-limit",
+        type=float,
+        default=6.0,
+        metavar="GB",
+        help="steps estimated above this are worked out on paper instead of measured (default: %(default)s)",
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: says whether it runs, not how fast")
+    parser.add_argument("--out", type=Path, help="also append the lines to this file")
+    options = parser.parse_args(arguments)
+    parts = [part.strip() for part in options.only.split(",")]
+    for part in parts:
+        if part not in PARTS:
+            parser.error(f"--only: there is no part {part!r}; there are {', '.join(PARTS)}")
+
+    torch.set_num_threads(options.threads)
+    keep_memory()
+    size = SMOKE if options.smoke else FULL
+    if options.rounds:
+        size = dataclasses.replace(size, rounds=options.rounds)
+    for part in parts:
+        for figure in PARTS[part](size, options.memory_limit * 1e9):
+            line = figure.line()
+            print(line, flush=True)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                with options.out.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
