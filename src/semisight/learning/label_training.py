@@ -3,36 +3,41 @@
 batches     32 labelled images, dealt evenly over the classes, beside unlabelled ones          data/batches.py
 objective   the bound with labels, and (unless off) the pull of the unlabelled images          label_objective.py
 every epoch the probable labels of the unlabelled images are worked out again                  propagation.py
+held-out    labels that are not learned from say which weights to keep
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from semisight.data.batches import LabelledAndUnlabelled
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled
 from semisight.errors import UserError
+from semisight.evaluation.calibration import fit_temperature, negative_log_likelihood
 from semisight.evaluation.classification import error_rate
 from semisight.learning.label_objective import LabelObjective, Pull, Xi, paper_xi
 from semisight.learning.objective import ImageObjective
 from semisight.learning.predict import Prediction, in_batches
 from semisight.learning.state import TrainerState
-from semisight.learning.step import Images, reseed
+from semisight.learning.step import Images, Plan, reseed
+from semisight.learning.validation import validate
 from semisight.model.labels import BayesianSVM, Softmax
 
 HeadName = Literal["svm", "softmax"]
+XiRule = Literal["paper", "pixels"]  # N_X / (C rho), and C times that: N_X / rho
 _HEAD, _REFRESH = 11, 12  # streams of the seed
 
 
 @dataclass(frozen=True)
 class LabelSettings:
-    """How labels are learned. With pull=False, xi=None and a batch of 64 it is the paper's setting."""
+    """How labels are learned. With pull=False, xi="paper" and a batch of 64 it is the paper's setting."""
 
     head: HeadName = "svm"
     gamma: float = 1.0
-    xi: float | None = None  # None: N_X / (C rho)
+    xi: float | XiRule = "paper"
     xi_warmup: int = 0
     labelled_per_batch: int = 32
     pull: bool = True
@@ -41,18 +46,35 @@ class LabelSettings:
     bound_images: int | None = 64
 
     def __post_init__(self) -> None:
-        if self.head not in ("svm", "softmax"):
+        if self.head not in get_args(HeadName):
             raise UserError(f"head must be 'svm' or 'softmax', not {self.head!r}.")
+        if not isinstance(self.pull, bool):
+            raise UserError(f"pull must be true or false, not {self.pull!r}.")
+        if self.xi not in get_args(XiRule):
+            _check("xi", self.xi, float)
+        for name in ("gamma", "agreement", "latent"):
+            _check(name, getattr(self, name), float)
+        for name in ("xi_warmup", "labelled_per_batch", "bound_images"):
+            if name != "bound_images" or self.bound_images is not None:
+                _check(name, getattr(self, name), int)
         for name in ("gamma", "labelled_per_batch"):
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}.")
-        for name in ("xi", "xi_warmup", "agreement", "latent", "bound_images"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise UserError(f"{name} must be 0 or above, not {value}.")
+
+    def weight(self, n_pixels: int, n_classes: int, rho: float) -> float:
+        """xi as a number."""
+        if isinstance(self.xi, str):
+            return paper_xi(n_pixels, n_classes if self.xi == "paper" else 1, rho)
+        return self.xi
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _check(name: str, value: Any, kind: type) -> None:
+    number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise UserError(f"{name} must be a {'whole ' if kind is int else ''}number of at least 0, not {value!r}.")
 
 
 def build_head(settings: LabelSettings, n_codes_dim: int, n_classes: int, seed: int) -> nn.Module:
@@ -68,20 +90,27 @@ def build_label_objective(
     """The objective for a training set with these labels (-1 where unknown)."""
     architecture = images.model.architecture
     head = build_head(settings, architecture.code_size, n_classes, seed)
-    rho = settings.labelled_per_batch / batch_size if bool((labels < 0).any()) else 1.0
-    xi = paper_xi(architecture.n_pixels, n_classes, rho) if settings.xi is None else settings.xi
+    xi = settings.weight(architecture.n_pixels, n_classes, labelled_share(labels, settings, batch_size))
     pull = Pull(settings.agreement, settings.latent, bound_images=settings.bound_images) if settings.pull else None
     return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull)
 
 
-def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> LabelledAndUnlabelled:
-    """Which images make up a batch; ordinary supervised epochs where every image has a label."""
+def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
+    """rho: how much of a batch has a label, on average."""
+    return max(settings.labelled_per_batch / batch_size, float((labels >= 0).float().mean()))
+
+
+def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> Plan:
+    """Which images make up a batch. Where labels are so many that any batch holds as many as asked for (and so where
+    every image has one), ordinary shuffled epochs."""
     known = (labels >= 0).nonzero().squeeze(1)
     unknown = (labels < 0).nonzero().squeeze(1)
     if not len(known):
         raise UserError("no training image has a label: give labels for at least two classes, or train without them.")
     if len(labels[known].unique()) < 2:
         raise UserError("all labelled images are of one class: a classifier needs labels of at least two.")
+    if len(known) / len(labels) >= settings.labelled_per_batch / batch_size:
+        return Shuffled(len(labels), batch_size)
     return LabelledAndUnlabelled(known, unknown, batch_size, settings.labelled_per_batch, labels[known])
 
 
@@ -91,11 +120,13 @@ def class_shares(labels: Tensor, n_classes: int) -> Tensor:
     return counts / counts.sum()
 
 
-def refresher(objective: LabelObjective, train: Images, seed: int) -> Callable[[TrainerState], None]:
-    """For `Trainer(on_epoch=...)`: the probable labels, anew after every epoch, from (seed, step) alone."""
+def refresher(objective: LabelObjective, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None]:
+    """For `Trainer(on_epoch=...)`: the probable labels, anew after each `every`-th epoch, from (seed, step) alone."""
     shares = class_shares(objective.train_labels, objective.responsibilities.shape[1])
 
     def refresh(state: TrainerState) -> None:
+        if round(state.epoch) % every:
+            return
         generator = reseed(torch.Generator(), seed, _REFRESH, state.counters.step)
         objective.refresh(train, shares, generator)
 
@@ -110,6 +141,46 @@ def label_validator(valid: Images, batch_size: int = 500) -> Callable[[nn.Module
         return {"error": label_error(objective, valid, batch_size)}
 
     return validate
+
+
+def held_out_validator(valid: Images, seed: int, batch_size: int = 500) -> Callable[[nn.Module], Mapping[str, float]]:
+    """For `Trainer(validate=...)`: the terms of the bound on images alone, and from those that have a label the
+    error in percent and `nll`, the mean of -log p(label) in nats at the temperature that suits these labels best.
+
+    A few held-out labels tell two epochs apart by nll long before they do by the error, which moves in steps.
+    """
+    labels = torch.full((len(valid),), -1) if valid.labels is None else valid.labels
+    known = (labels >= 0).nonzero().squeeze(1)
+
+    def terms(objective: nn.Module) -> Mapping[str, float]:
+        assert isinstance(objective, LabelObjective)
+        bound = validate(objective.images, valid, batch_size=batch_size, seed=seed)
+        if not len(known):
+            return bound
+        decision = predict_set(objective, _Part(valid, known), batch_size).decision.cpu()
+        probabilities = fit_temperature(decision, labels[known]).probabilities(decision)
+        nll = negative_log_likelihood(probabilities, labels[known])
+        return {**bound, "error": 100 * error_rate(decision.argmax(1), labels[known]), "nll": nll}
+
+    return terms
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some images of a set."""
+
+    images: Images
+    index: Tensor
+
+    @property
+    def labels(self) -> Tensor | None:
+        return None if self.images.labels is None else self.images.labels[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, index: Tensor) -> Tensor:
+        return self.images.batch(self.index[index])
 
 
 def label_error(objective: LabelObjective, images: Images, batch_size: int = 500) -> float:

@@ -1,0 +1,102 @@
+"""Training with labels, put together: the weight xi, batches, and what held-out labels say."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled
+from semisight.data.image_set import ImageSet
+from semisight.errors import UserError
+from semisight.learning.label_training import (
+    LabelSettings,
+    build_label_objective,
+    held_out_validator,
+    label_error,
+    label_plan,
+    labelled_share,
+    refresher,
+)
+from semisight.learning.objective import ImageObjective
+from semisight.learning.state import Counters, TrainerState
+from semisight.learning.validation import validate
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_model import ImageModel
+
+TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
+FEW = torch.where(torch.arange(100) < 6, torch.arange(100) % 3, -1)
+
+
+def images(labels: torch.Tensor) -> ImageSet:
+    pixels = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return ImageSet(pixels, tuple(map(str, range(len(labels)))), labels, ("a", "b", "c"))
+
+
+def objective(settings: LabelSettings, labels: torch.Tensor = FEW, batch_size: int = 32) -> Any:
+    return build_label_objective(ImageObjective(ImageModel(TINY, seed=1)), labels, 3, settings, batch_size, seed=0)
+
+
+@pytest.mark.parametrize(("xi", "wanted"), [("paper", 64 / (3 * 0.25)), ("pixels", 64 / 0.25), (7.5, 7.5), (0, 0)])
+def test_xi_by_rule_or_by_number(xi: Any, wanted: float) -> None:
+    settings = LabelSettings(xi=xi, labelled_per_batch=8, pull=False)
+    assert objective(settings).xi.value == pytest.approx(wanted)
+
+
+def test_rho_is_what_batches_have_on_average() -> None:
+    settings = LabelSettings(labelled_per_batch=8)
+    for labels in (FEW, torch.arange(100) % 3, torch.where(torch.arange(100) < 70, torch.arange(100) % 3, -1)):
+        plan = label_plan(labels, settings, 32)
+        found = torch.stack([(labels[plan.indices(step, 0)] >= 0).float().mean() for step in range(60)]).mean()
+        assert labelled_share(labels, settings, 32) == pytest.approx(float(found), abs=0.02)
+
+
+def test_few_labels_are_dealt_and_many_come_by_chance() -> None:
+    settings = LabelSettings(labelled_per_batch=8)
+    assert isinstance(label_plan(FEW, settings, 32), LabelledAndUnlabelled)
+    assert isinstance(label_plan(torch.arange(100) % 3, settings, 32), Shuffled)
+
+
+@pytest.mark.parametrize(
+    ("values", "fragment"),
+    [
+        ({"head": "tree"}, "head must be"),
+        ({"xi": -1.0}, "xi must be a number"),
+        ({"xi": "many"}, "xi must be a number"),
+        ({"xi": math.nan}, "xi must be a number"),
+        ({"pull": "yes"}, "pull must be true or false"),
+        ({"labelled_per_batch": 0}, "above 0"),
+        ({"labelled_per_batch": 2.5}, "whole number"),
+        ({"bound_images": -1}, "bound_images"),
+        ({"gamma": 0.0}, "above 0"),
+    ],
+)
+def test_settings_that_make_no_sense(values: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(UserError, match=fragment):
+        LabelSettings(**values)
+
+
+def test_settings_survive_json() -> None:
+    settings = LabelSettings(xi="pixels", bound_images=None)
+    assert LabelSettings(**settings.to_dict()) == settings
+
+
+def test_what_held_out_labels_say() -> None:
+    of = objective(LabelSettings()).eval()
+    torch.nn.init.normal_(of.head.scores.beta, generator=torch.Generator().manual_seed(1))
+    valid = images(torch.where(torch.arange(60) < 40, torch.arange(60) % 3, -1))
+    terms = held_out_validator(valid, seed=3, batch_size=25)(of)
+    assert terms["error"] == pytest.approx(label_error(of, valid))
+    assert 0 < terms["nll"] <= math.log(3) + 1e-6  # at its best temperature it is no worse than guessing
+    alone = validate(of.images, valid, batch_size=25, seed=3)
+    assert {name: terms[name] for name in alone} == alone
+    without = held_out_validator(images(torch.full((60,), -1)), seed=3, batch_size=25)(of)
+    assert without == alone
+
+
+def test_probable_labels_come_anew_every_so_many_epochs() -> None:
+    of = objective(LabelSettings())
+    refresh = refresher(of, images(FEW), seed=0, every=3)
+    for epoch in range(1, 7):
+        refresh(TrainerState(Counters(step=4 * epoch), float(epoch), 0.0, {}))
+        assert int(of.refreshed) == epoch // 3
