@@ -74,10 +74,15 @@ class _Curvature(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         z, values, energy, alpha0 = ctx.saved_tensors
         weight = values.square().mul_(grads[0] * (-0.5 * alpha0))  # [K, h, w, B]
-        out = torch.empty_like(z)
-        for k in range(z.shape[1]):  # map by map: [P, P] @ [P, h*w*B], within a core's cache
-            moved = energy[:, :, k] @ z[:, k].reshape(z.shape[0], -1)
-            torch.mul(moved.view(z[:, k].shape), weight[k], out=out[:, k])
+        out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+        of_map = (
+            energy.permute(2, 0, 1).contiguous(),
+            z.flatten(2).unbind(1),
+            out.flatten(2).unbind(1),
+            weight.flatten(1),
+        )
+        for energy_k, z_k, out_k, weight_k in zip(*of_map, strict=True):  # [P, P] @ [P, h*w*B], within a core's cache
+            torch.mm(energy_k, z_k, out=out_k).mul_(weight_k)
         return out, None, None, None
 
 
