@@ -73,10 +73,10 @@ class Setting:
 
 PRINTED = Setting(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
 PULL = Setting(
-    LabelSettings(head="softmax", xi=7840.0, labelled_per_batch=32),
+    LabelSettings(head="softmax", xi="pixels"),
     nonlinearity="relu",
     batch_size=288,
-    epochs=20,
+    epochs=12,
     learning_rate=1e-3,
     schedule="cosine",
     average=0.99,
