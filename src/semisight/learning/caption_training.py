@@ -158,8 +158,7 @@ def build_label_term(
     """Labels beside captions: the paper's label term; the pull of unlabelled images is LabelObjective's alone."""
     architecture = images.model.architecture
     known = labels >= 0
-    rho = share_of_batch(known, plan)
-    xi = paper_xi(architecture.n_pixels, n_classes, rho) if settings.xi is None else settings.xi
+    xi = settings.weight(architecture.n_pixels, n_classes, share_of_batch(known, plan))
     head = build_head(settings, architecture.code_size, n_classes, seed)
     return LabelTerm(head, Xi(xi, settings.xi_warmup), int(known.sum()))
 
