@@ -1,0 +1,182 @@
+"""Conditionals of dictionaries, image bias and alpha0 against dense regression, and their draws against moments."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from semisight.errors import UserError
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_decoder import ImageDecoder
+from semisight.sampling.dictionaries import Completed, Solver, draw_dictionary, picture, unpooled_maps
+from semisight.sampling.parameters import Priors, draw_alpha0, draw_bias, update_parameters
+from tests.sampling.oracle import DEEP, NO_Z, ONE_Z, SAME, TWO_Z, draw_images, generator, random_places, tiny_decoder
+
+EXACT = Solver(tolerance=1e-13, most_steps=2000)
+GRADIENTS = Solver(tolerance=1e-13, most_steps=2000, largest_system=0)
+# Filters larger than the maps they are convolved with: lags beyond the map's own size.
+WIDE = Architecture((2, 5, 6), (Layer(2, 4, 1), Layer(2, 2)))
+CASES = [(ONE_Z, 0), (ONE_Z, 1), (TWO_Z, 0), (TWO_Z, 1), (TWO_Z, 2), (SAME, 0), (SAME, 1), (NO_Z, 0), (WIDE, 0)]
+
+
+class Set:
+    """Some completed images in two batches, with or without weights."""
+
+    def __init__(self, architecture: Architecture, weighted: bool, count: int = 5) -> None:
+        self.decoder = tiny_decoder(architecture)
+        self.x = draw_images(self.decoder, count).permute(1, 2, 3, 0).contiguous()
+        self.s = torch.randn(*architecture.code_shape, count, generator=generator(1), dtype=torch.float64)
+        self.places = random_places(architecture, count, generator(2))
+        weight = torch.rand(count, generator=generator(3), dtype=torch.float64) + 0.2
+        self.weight = weight if weighted else torch.ones(count, dtype=torch.float64)
+        self.weighted, self.half = weighted, (count + 1) // 2
+
+    def __call__(self) -> Iterator[Completed]:
+        for n in (slice(0, self.half), slice(self.half, None)):
+            places = tuple(p[..., n].to(torch.uint8) for p in self.places)
+            weight = self.weight[n] if self.weighted else None
+            yield Completed(self.x[..., n].contiguous(), self.s[..., n].contiguous(), places, weight)
+
+
+def dense(case: Set, index: int, precision: float) -> tuple[Tensor, Tensor]:
+    """Q and b by differentiating the decoder's picture, the dictionary flattened."""
+    decoder, alpha0 = case.decoder, case.decoder.log_alpha0.detach().exp()
+    size = decoder.dictionaries[index].numel()
+    q, b = precision * torch.eye(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    for batch in case():
+        z = batch.z(decoder)
+        unpooled = unpooled_maps(decoder, index, batch, z)
+        for n in range(batch.x.shape[-1]):
+            one = tuple(p[..., n : n + 1] for p in z)
+
+            def flat(d: Tensor, n: int = n, one: Any = one, unpooled: Tensor = unpooled) -> Tensor:
+                return picture(decoder, index, d, unpooled[..., n : n + 1], one).flatten()
+
+            j = torch.autograd.functional.jacobian(flat, decoder.dictionaries[index].detach()).flatten(1)
+            weight = alpha0 * batch.weights()[n]
+            q += weight * j.T @ j
+            b += weight * j.T @ (batch.x[..., n : n + 1] - decoder.image_bias.detach()).flatten()
+    return q, b
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("solver", [EXACT, GRADIENTS], ids=["default", "by gradients"])
+@pytest.mark.parametrize(("architecture", "index"), CASES)
+def test_the_mean_is_that_of_the_dense_regression(
+    architecture: Architecture, index: int, solver: Solver, weighted: bool
+) -> None:
+    case = Set(architecture, weighted)
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    q, b = dense(case, index, precision=0.7)
+    found = draw_dictionary(case.decoder, index, case, 0.7, alpha0, None, solver)
+    expected = torch.linalg.solve(q, b).view_as(found.dictionary)
+    torch.testing.assert_close(found.dictionary, expected, rtol=1e-7, atol=1e-9)
+    assert (found.steps == 0) == (index == 0 and solver is EXACT)
+
+
+@pytest.mark.parametrize(("architecture", "index"), [(ONE_Z, 0), (ONE_Z, 1), (SAME, 0)])
+def test_the_draws_have_the_covariance_of_the_dense_regression(
+    architecture: Architecture, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact, without sampling: unit noises, one after the other, through every random number of a draw."""
+    case = Set(architecture, weighted=True, count=2)
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    q, _ = dense(case, index, precision=0.7)
+    mean = draw_dictionary(case.decoder, index, case, 0.7, alpha0, None, EXACT).dictionary
+    total, covariance, unit = 1, torch.zeros_like(q), 0
+    while unit < total:
+        asked = 0
+
+        def one_unit(*shape: Any, unit: int = unit, **_: Any) -> Tensor:
+            nonlocal asked
+            noise = torch.zeros(*shape, dtype=torch.float64).flatten()
+            if asked <= unit < asked + len(noise):
+                noise[unit - asked] = 1.0
+            asked += len(noise)
+            return noise.view(*shape)
+
+        monkeypatch.setattr(torch, "randn", one_unit)
+        drawn = draw_dictionary(case.decoder, index, case, 0.7, alpha0, generator(), EXACT).dictionary
+        monkeypatch.undo()
+        moved = (drawn - mean).flatten()
+        covariance += moved[:, None] * moved[None, :]
+        total, unit = asked, unit + 1
+    torch.testing.assert_close(covariance, torch.linalg.inv(q), rtol=1e-6, atol=1e-8)
+
+
+def test_a_loose_tolerance_says_what_it_left() -> None:
+    case = Set(DEEP, weighted=False)
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    loose = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-2))
+    tight = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-8))
+    capped = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-8, most_steps=2))
+    assert loose.left <= 1e-2 < capped.left
+    assert tight.left <= 1e-8 and tight.steps > loose.steps
+    assert capped.steps == 2
+
+
+def test_alpha0_is_drawn_from_its_gamma() -> None:
+    priors = Priors(alpha0_shape=2.0, alpha0_rate=3.0)
+    squares, n = torch.tensor(40.0, dtype=torch.float64), torch.tensor(30.0, dtype=torch.float64)
+    random = generator(1)
+    drawn = [float(draw_alpha0(squares, n, priors, random)) for _ in range(4000)]
+    exact = stats.gamma(2.0 + 15.0, scale=1 / (3.0 + 20.0))
+    assert stats.kstest(drawn, exact.cdf).pvalue > 1e-3
+    mode = float(draw_alpha0(squares, n, priors, None))
+    assert mode == pytest.approx(16.0 / 23.0)
+
+
+def test_the_bias_is_drawn_from_its_gaussian() -> None:
+    priors = Priors(bias_mean=0.5, bias_precision=2.0)
+    total = torch.full((1, 100, 100, 1), 7.0, dtype=torch.float64)
+    count, alpha0 = torch.tensor(10.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64)
+    drawn = draw_bias(total, count, alpha0, priors, generator(1)).flatten()
+    exact = stats.norm((2.0 * 0.5 + 3.0 * 7.0) / 32.0, 1 / math.sqrt(32.0))
+    assert stats.kstest(drawn.numpy(), exact.cdf).pvalue > 1e-3
+    assert float(draw_bias(total, count, alpha0, priors, None)[0, 0, 0, 0]) == pytest.approx(exact.mean())
+
+
+def log_joint(decoder: ImageDecoder, case: Set, priors: Priors) -> float:
+    total = priors.log_density(decoder)
+    for batch in case():
+        mean = decoder(batch.s, batch.z(decoder)).mean
+        total = total + (batch.weights() * decoder.log_prob(batch.x, mean)).sum()
+    return float(total.detach())
+
+
+@pytest.mark.parametrize("architecture", [ONE_Z, TWO_Z, SAME, WIDE])
+def test_maximising_in_turn_only_rises(architecture: Architecture) -> None:
+    case = Set(architecture, weighted=True)
+    decoder, priors = case.decoder, Priors(0.5, 0.3, 2.0, 1.5, 0.7)
+    values = [log_joint(decoder, case, priors)]
+    for _ in range(5):
+        update_parameters(decoder, case, priors, None, Solver(tolerance=1e-6))
+        values.append(log_joint(decoder, case, priors))
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
+    assert values[-1] > values[0] + 1
+
+
+def test_bias_and_alpha0_end_where_the_gradient_of_the_log_joint_is_zero() -> None:
+    """Of the density of alpha0, not of its logarithm: no Jacobian."""
+    case = Set(ONE_Z, weighted=True)
+    decoder, priors = case.decoder, Priors(0.5, 0.3, 2.0, 1.5, 0.7)
+    for _ in range(15):
+        update_parameters(decoder, case, priors, None, EXACT)
+    total = priors.log_density(decoder)
+    for batch in case():
+        total = total + (batch.weights() * decoder.log_prob(batch.x, decoder(batch.s, batch.z(decoder)).mean)).sum()
+    alpha0_gradient, *_ = torch.autograd.grad(total, [decoder.log_alpha0], retain_graph=True)
+    assert abs(float(alpha0_gradient)) < 1e-9  # drawn last, given all others
+    (bias_gradient,) = torch.autograd.grad(total, [decoder.image_bias])
+    assert float(bias_gradient.abs().max()) < 1e-2  # drawn given the alpha0 before
+
+
+@pytest.mark.parametrize("name", ["dictionary_precision", "bias_precision", "alpha0_shape", "alpha0_rate"])
+def test_priors_must_be_proper(name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        Priors(**{name: 0.0})
