@@ -1,0 +1,246 @@
+"""Reference [8] and section 5.1: Gibbs sampling of the full posterior, on the library's own decoder and label head.
+
+    s_n           ~ N(0, I)
+    z_n(l)        ~ uniform over the places of its block
+    D, image bias, alpha0                                 priors in parameters.py
+    X_n           ~ N(picture(s_n, z_n; D) + image bias, 1/alpha0)
+    beta_c, bias_c ~ N(0, I);   y_nc, lambda_nc | s_n     (28), where image n has a label
+
+One sweep draws, each given everything else: z of every layer and s, image by image (latents.py); D layer by layer,
+image bias, alpha0 (parameters.py); lambda and beta (BayesianSVM.gibbs_step). Every conditional is exact; dictionaries
+above the first are exact up to the solver's stated tolerance.
+
+The weight xi that learning puts on labels raises the pseudo-likelihood (9) to a power, which is a head with gamma times
+xi. A chain works on the decoder and head it is given: they always hold the current draw.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semisight.errors import UserError
+from semisight.model.image_decoder import ImageDecoder
+from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.sampling import saving
+from semisight.sampling.codes import CodePrior, label_prior, standard_prior
+from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.latents import (
+    Latents,
+    SweepOptions,
+    check_latents,
+    checked_images,
+    prior_latents,
+    slices,
+    sweep_latents,
+)
+from semisight.sampling.parameters import ParameterReport, Priors, update_parameters
+
+
+@dataclass(frozen=True)
+class GibbsConfig:
+    """Section 5.1: 50 samples of the parameters after 1000 sweeps of burn-in."""
+
+    burn_in: int = 1000
+    n_samples: int = 50
+    every: int = 1  # sweeps from one kept sample to the next
+    seed: int = 0
+    priors: Priors = field(default_factory=Priors)
+    options: SweepOptions = field(default_factory=SweepOptions)
+    solver: Solver = field(default_factory=Solver)
+
+    def __post_init__(self) -> None:
+        check_counts(self.burn_in, self.n_samples)
+        if self.every < 1:
+            raise UserError(f"every must be at least 1 sweep, not {self.every}")
+
+    @property
+    def n_sweeps(self) -> int:
+        return self.burn_in + self.n_samples * self.every
+
+
+def check_counts(burn_in: int, n_samples: int) -> None:
+    if n_samples < 1:
+        raise UserError(f"a sampler needs at least 1 sample to average over, not {n_samples}")
+    if burn_in < 0:
+        raise UserError(f"burn-in is a number of sweeps, 0 or more, not {burn_in}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What the progress callback is told."""
+
+    number: int  # sweeps done
+    total: int
+    kept: int
+    alpha0: float
+    parameters: ParameterReport
+
+
+@dataclass(frozen=True)
+class ParameterSamples:
+    """Draws of all parameters, stacked: name in the module's state_dict -> [n_samples, ...]."""
+
+    decoder: Mapping[str, Tensor]
+    head: Mapping[str, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.decoder.values()), ()))
+
+    def load(self, number: int, decoder: ImageDecoder, head: BayesianSVM | None = None) -> None:
+        """Puts one draw into a decoder, and into a head where one is given."""
+        decoder.load_state_dict({name: values[number] for name, values in self.decoder.items()})
+        if head is None:
+            return
+        if self.head is None:
+            raise UserError("these samples come from a chain without labels: they hold no label head to load")
+        head.load_state_dict({name: values[number] for name, values in self.head.items()})
+
+
+class GibbsChain:
+    """The state of a chain: latent variables, lambda, parameters, random numbers; `sweep` moves it."""
+
+    def __init__(
+        self,
+        decoder: ImageDecoder,
+        images: Tensor,
+        config: GibbsConfig,
+        labels: Tensor | None = None,
+        head: BayesianSVM | None = None,
+        latents: Latents | None = None,
+    ) -> None:
+        """Images float [N, C, H, W], labels int64 [N] with -1 for none; without `latents` they start from the prior."""
+        check_labels(labels, head, len(images))
+        self.decoder, self.head, self.config = decoder, head, config
+        self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
+        self.labels = None if labels is None else labels.to(self.x.device)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.latents = (
+            prior_latents(decoder.architecture, len(images), self.generator, decoder.log_alpha0)
+            if latents is None
+            else latents.clone()
+        )
+        check_latents(self.latents, decoder, len(images))
+        self.lam = self._first_lambda()
+        self.number = 0
+        self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
+        self._digest = saving.data_digest(images, labels)
+
+    def sweep(self) -> ParameterReport:
+        """Every variable once."""
+        alpha0 = self.decoder.log_alpha0.detach().exp()
+        for n in slices(len(self.latents), self.config.options.batch_size):
+            x, rows = self.x[..., n].contiguous(), self.latents.rows(n)
+            sweep_latents(self.decoder, x, rows, self._code_prior(n), alpha0, self.generator, self.config.options)
+        config = self.config
+        report = update_parameters(self.decoder, self._completed, config.priors, self.generator, config.solver)
+        if self.head is not None and self.labels is not None:
+            self.lam = self.head.gibbs_step(self.labels, self.latents.codes, self.generator)
+        self.number += 1
+        return report
+
+    def run(
+        self,
+        progress: Callable[[Sweep], None] | None = None,
+        save_to: str | Path | None = None,
+        save_every: int = 10,
+    ) -> ParameterSamples:
+        """Sweeps on until the configured number of samples is kept; a resumed chain goes on from where it was."""
+        config = self.config
+        while self.number < config.n_sweeps:
+            report = self.sweep()
+            after = self.number - config.burn_in
+            if after > 0 and after % config.every == 0:
+                self._kept.append(self._snapshot())
+            if save_to is not None and (self.number % save_every == 0 or self.number == config.n_sweeps):
+                self.save(save_to)
+            if progress is not None:
+                alpha0 = float(self.decoder.log_alpha0.detach().exp())
+                progress(Sweep(self.number, config.n_sweeps, len(self._kept), alpha0, report))
+        return self.samples()
+
+    def samples(self) -> ParameterSamples:
+        """The parameters kept so far."""
+        if not self._kept:
+            raise UserError(f"no samples are kept yet: {self.number} sweeps done, {self.config.burn_in} are burn-in")
+        decoders, heads = [d for d, _ in self._kept], [h for _, h in self._kept]
+        head = None if heads[0] is None else {k: torch.stack([h[k] for h in heads if h]) for k in heads[0]}
+        return ParameterSamples({k: torch.stack([d[k] for d in decoders]) for k in decoders[0]}, head)
+
+    def save(self, path: str | Path) -> None:
+        """Everything the chain is, in one file."""
+        tensors = {"s": self.latents.s, "generator": self.generator.get_state()}
+        tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
+        tensors |= saving.module_tensors("decoder", self.decoder)
+        if self.head is not None and self.lam is not None:
+            tensors |= saving.module_tensors("head", self.head) | {"lambda": self.lam}
+        for number, (decoder, head) in enumerate(self._kept):
+            tensors |= {f"kept-decoder-{number}:{name}": t for name, t in decoder.items()}
+            tensors |= {f"kept-head-{number}:{name}": t for name, t in (head or {}).items()}
+        meta = {**self._identity(), "number": self.number, "kept": len(self._kept)}
+        saving.write_chain(path, "gibbs", tensors, meta)
+
+    def resume(self, path: str | Path) -> None:
+        """Goes back to where a chain with the same data and settings was saved; it goes on bit for bit."""
+        tensors, meta = saving.read_chain(path, "gibbs")
+        saving.check_same(path, meta, self._identity())
+        saving.load_module(path, tensors, "decoder", self.decoder)
+        self.latents.s.copy_(tensors["s"])
+        for l, p in enumerate(self.latents.places):
+            p.copy_(tensors[f"places:{l}"])
+        if self.head is not None:
+            saving.load_module(path, tensors, "head", self.head)
+            self.lam = tensors["lambda"].to(self.x.device)
+        self.generator = saving.generator_from(tensors["generator"])
+        self.number = int(meta["number"])
+        self._kept = []
+        for number in range(int(meta["kept"])):
+            head = saving.take(tensors, f"kept-head-{number}")
+            self._kept.append((saving.take(tensors, f"kept-decoder-{number}"), head or None))
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a saved chain to be this one; how many samples are wanted may change."""
+        settings = {k: v for k, v in asdict(self.config).items() if k not in ("n_samples",)}
+        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
+        architecture = self.decoder.architecture.to_dict()
+        # Through JSON's eyes: tuples are lists there.
+        return saving.as_json({"data": self._digest, "architecture": architecture, "labels": head, "config": settings})
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+        head = None if self.head is None else {k: v.detach().cpu().clone() for k, v in self.head.state_dict().items()}
+        return {k: v.detach().cpu().clone() for k, v in self.decoder.state_dict().items()}, head
+
+    def _completed(self) -> Iterator[Completed]:
+        for n in slices(len(self.latents), self.config.options.batch_size):
+            rows = self.latents.rows(n)
+            yield Completed(self.x[..., n].contiguous(), rows.s.contiguous(), rows.places)
+
+    def _code_prior(self, n: slice) -> CodePrior:
+        if self.head is None or self.labels is None or self.lam is None:
+            return standard_prior(self.decoder, n.stop - n.start)
+        return label_prior(self.decoder, self.head, self.labels[n], self.lam[n])
+
+    @torch.no_grad()
+    def _first_lambda(self) -> Tensor | None:
+        if self.head is None or self.labels is None:
+            return None
+        codes = self.latents.codes
+        y = one_versus_all(self.labels, self.head.n_classes).to(codes.dtype)
+        return draw_lambda(y, self.head.scores(codes), self.head.gamma, self.generator)
+
+
+def check_labels(labels: Tensor | None, head: BayesianSVM | None, n_images: int) -> None:
+    if (labels is None) != (head is None):
+        missing = "a label head (BayesianSVM)" if head is None else "labels"
+        raise UserError(f"labels and a label head belong together: {missing} is missing")
+    if labels is None or head is None:
+        return
+    if labels.shape != (n_images,):
+        raise UserError(
+            f"{n_images} images, but labels of shape {tuple(labels.shape)}; give one per image, -1 for none"
+        )
+    if len(labels) and (int(labels.min()) < -1 or int(labels.max()) >= head.n_classes):
+        raise UserError(f"labels must lie between -1 (none) and {head.n_classes - 1}, the head's last class")
