@@ -1,0 +1,260 @@
+"""Reference [8] and section 5.1: Monte Carlo EM on the library's own decoder and label head.
+
+    E-step   z and s of every image are sampled by Gibbs sweeps from where the last E-step left them, lambda with them
+    M-step   D, image bias, alpha0 and beta rise in the average log-joint of the sampled images and the prior
+
+m_step="exact"      all images, then the maximiser of every parameter given the others (an ECM step): with exact
+                    expectations the posterior never falls. For sets that can be swept many times.
+m_step="gradient"   batch by batch, one Adam step on the sampled log-joint, by Fisher's identity an estimate of the
+                    gradient of log p(X, y | parameters): the form of [8] for large sets.
+
+At test the codes come from `map_codes` (top_map.py).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from semisight.errors import UserError
+from semisight.model.image_decoder import ImageDecoder
+from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.sampling import saving
+from semisight.sampling.codes import label_prior, standard_prior
+from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.gibbs import check_counts, check_labels
+from semisight.sampling.latents import (
+    Latents,
+    SweepOptions,
+    check_latents,
+    checked_images,
+    prior_latents,
+    slices,
+    sweep_latents,
+)
+from semisight.sampling.parameters import Priors, update_parameters
+
+MStep = Literal["exact", "gradient"]
+
+
+@dataclass(frozen=True)
+class MCEMConfig:
+    iterations: int = 50  # passes over the images
+    burn_in: int = 0  # sweeps thrown away at every E-step; chains go on between E-steps
+    n_samples: int = 1  # sweeps kept at every E-step
+    m_step: MStep = "gradient"
+    rate: float = 2e-3  # of Adam; falls to zero over the iterations
+    seed: int = 0
+    priors: Priors = field(default_factory=Priors)
+    options: SweepOptions = field(default_factory=SweepOptions)
+    solver: Solver = field(default_factory=Solver)
+
+    def __post_init__(self) -> None:
+        check_counts(self.burn_in, self.n_samples)
+        if self.iterations < 1:
+            raise UserError(f"MCEM needs at least 1 iteration, not {self.iterations}")
+        if self.m_step not in ("exact", "gradient"):
+            raise UserError(f"m_step must be 'exact' or 'gradient', not {self.m_step!r}")
+        if not self.rate > 0:
+            raise UserError(f"the rate must be positive, not {self.rate}")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What the progress callback is told."""
+
+    number: int
+    total: int
+    alpha0: float
+    mean_square: float  # of the residual per pixel, at the samples
+
+
+class MCEM:
+    """Works on the decoder and head it is given: they always hold the current estimate."""
+
+    def __init__(
+        self,
+        decoder: ImageDecoder,
+        images: Tensor,
+        config: MCEMConfig,
+        labels: Tensor | None = None,
+        head: BayesianSVM | None = None,
+        latents: Latents | None = None,
+    ) -> None:
+        check_labels(labels, head, len(images))
+        self.decoder, self.head, self.config = decoder, head, config
+        self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
+        self.labels = None if labels is None else labels.to(self.x.device)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.latents = (
+            prior_latents(decoder.architecture, len(images), self.generator, decoder.log_alpha0)
+            if latents is None
+            else latents.clone()
+        )
+        check_latents(self.latents, decoder, len(images))
+        self.number = 0
+        modules = nn.ModuleList([decoder] if head is None else [decoder, head])
+        self._parameters = list(modules.parameters())
+        self._optimiser = torch.optim.Adam(self._parameters, lr=config.rate)
+        self._digest = saving.data_digest(images, labels)
+
+    def run(
+        self,
+        progress: Callable[[Iteration], None] | None = None,
+        save_to: str | Path | None = None,
+        save_every: int = 1,
+    ) -> None:
+        while self.number < self.config.iterations:
+            report = self.iterate()
+            if save_to is not None and (self.number % save_every == 0 or self.number == self.config.iterations):
+                self.save(save_to)
+            if progress is not None:
+                progress(report)
+
+    def iterate(self) -> Iteration:
+        """One pass over the images."""
+        mean_square = self._exact_pass() if self.config.m_step == "exact" else self._gradient_pass()
+        self.number += 1
+        alpha0 = float(self.decoder.log_alpha0.detach().exp())
+        return Iteration(self.number, self.config.iterations, alpha0, mean_square)
+
+    def _exact_pass(self) -> float:
+        count, n_samples, size = len(self.latents), self.config.n_samples, self.config.options.batch_size
+        total = count * n_samples
+        draws = Latents(  # of all images, then of all images again
+            self.latents.s.repeat(1, 1, 1, n_samples), tuple(p.repeat(1, 1, 1, n_samples) for p in self.latents.places)
+        )
+        for n in slices(count, size):
+            for number, kept in enumerate(self._expectation(n)):
+                _copy(draws.rows(slice(number * count + n.start, number * count + n.stop)), kept)
+
+        def completed() -> Iterator[Completed]:
+            for n in slices(total, size):
+                rows = draws.rows(n)
+                x = self.x[..., torch.arange(n.start, n.stop, device=self.x.device) % count]
+                yield Completed(x, rows.s.contiguous(), rows.places, torch.full_like(x[0, 0, 0], 1 / n_samples))
+
+        report = update_parameters(self.decoder, completed, self.config.priors, None, self.config.solver)
+        if self.head is not None and self.labels is not None:
+            weight = torch.full_like(draws.s[0, 0, 0], 1 / n_samples)
+            maximise_beta(self.head, self.labels.repeat(n_samples), draws.codes, weight)
+        return report.mean_square
+
+    def _gradient_pass(self) -> float:
+        count, size = len(self.latents), self.config.options.batch_size
+        order = torch.randperm(count, generator=self.generator)
+        squares = 0.0
+        steps = len(range(0, count, size))
+        for step, n in enumerate(slices(count, size)):
+            for group in self._optimiser.param_groups:
+                group["lr"] = self.config.rate * (1 - (self.number + step / steps) / self.config.iterations)
+            squares += self._gradient_step(order[n].to(self.x.device))
+        return squares / (count * self.decoder.architecture.n_pixels)
+
+    def _gradient_step(self, index: Tensor) -> float:
+        """One E-step and one step of Adam for the images at `index`; returns their squared residual."""
+        draws = self._expectation(index)
+        x, share = self.x[..., index], 1 / len(draws)
+        self._optimiser.zero_grad()
+        squares = 0.0
+        value = self.config.priors.log_density(self.decoder) / len(self.latents)
+        if self.head is not None:
+            value = value + self.head.log_prior(len(self.latents))
+        for draw in draws:
+            mean = self.decoder(draw.s, Completed(x, draw.s, draw.places).z(self.decoder)).mean
+            value = value + share * self.decoder.log_prob(x, mean).mean()
+            squares += share * float((x - mean).detach().square().sum())
+            if self.head is not None and self.labels is not None:
+                value = value + share * self.head.log_prob(self.labels[index], draw.codes).mean()
+        (-value).backward()
+        self._optimiser.step()
+        return squares
+
+    def _expectation(self, index: slice | Tensor) -> list[Latents]:
+        """Samples of z and s for some images; the chains' state moves with them."""
+        options, alpha0 = self.config.options, self.decoder.log_alpha0.detach().exp()
+        x = self.x[..., index].contiguous()
+        rows = Latents(self.latents.s[..., index].clone(), tuple(p[..., index].clone() for p in self.latents.places))
+        kept = []
+        for sweep in range(self.config.burn_in + self.config.n_samples):
+            prior = standard_prior(self.decoder, x.shape[-1])
+            if self.head is not None and self.labels is not None:
+                labels = self.labels[index]
+                with torch.no_grad():
+                    y = one_versus_all(labels, self.head.n_classes).to(x.dtype)
+                    lam = draw_lambda(y, self.head.scores(rows.codes), self.head.gamma, self.generator)
+                prior = label_prior(self.decoder, self.head, labels, lam)
+            sweep_latents(self.decoder, x, rows, prior, alpha0, self.generator, options)
+            if sweep >= self.config.burn_in:
+                kept.append(rows.clone())
+        self.latents.s[..., index] = rows.s
+        for mine, drawn in zip(self.latents.places, rows.places, strict=True):
+            mine[..., index] = drawn
+        return kept
+
+    def save(self, path: str | Path) -> None:
+        tensors = {"s": self.latents.s, "generator": self.generator.get_state()}
+        tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
+        tensors |= saving.module_tensors("decoder", self.decoder)
+        if self.head is not None:
+            tensors |= saving.module_tensors("head", self.head)
+        for number, parameter in enumerate(self._parameters):
+            state = self._optimiser.state.get(parameter, {})
+            tensors |= {f"adam-{number}:{name}": value for name, value in state.items()}
+        saving.write_chain(path, "mcem", tensors, {**self._identity(), "number": self.number})
+
+    def resume(self, path: str | Path) -> None:
+        """Goes back to where a run with the same data and settings was saved; it goes on bit for bit."""
+        tensors, meta = saving.read_chain(path, "mcem")
+        saving.check_same(path, meta, self._identity())
+        saving.load_module(path, tensors, "decoder", self.decoder)
+        if self.head is not None:
+            saving.load_module(path, tensors, "head", self.head)
+        places = tuple(tensors[f"places:{l}"] for l in range(len(self.latents.places)))
+        _copy(self.latents, Latents(tensors["s"], places))
+        self._optimiser.state.clear()
+        for number, parameter in enumerate(self._parameters):
+            state = saving.take(tensors, f"adam-{number}")
+            if state:
+                self._optimiser.state[parameter] = {
+                    name: value.to(parameter.device if value.dim() else "cpu") for name, value in state.items()
+                }
+        self.generator = saving.generator_from(tensors["generator"])
+        self.number = int(meta["number"])
+
+    def _identity(self) -> dict[str, Any]:
+        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
+        values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": head}
+        return saving.as_json({**values, "config": asdict(self.config)})
+
+
+@torch.no_grad()
+def maximise_beta(head: BayesianSVM, labels: Tensor, codes: Tensor, weight: Tensor) -> None:
+    """The M-step of (31)-(35) for beta and the bias under N(0, I): one weighted ridge regression per class.
+
+    With w = E[1/lambda | y, s] at the old beta, maximises sum_n weight_n (-gamma (u^2 w / 2 + u)) - |beta|^2 / 2,
+    u = 1 - y f, which touches the log-posterior at the old beta and lies below it elsewhere.
+    """
+    y = one_versus_all(labels, head.n_classes).double()
+    inverse = head.lambda_posterior(labels, codes).mean_inverse.double()  # [B, C]
+    inputs = codes.double()
+    if head.scores.bias is not None:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
+    identity = torch.eye(inputs.shape[1], dtype=torch.float64, device=inputs.device)
+    for c in range(head.n_classes):
+        scale = head.gamma[c].double() * weight.double() * y[:, c].abs()
+        precision = identity + (inputs * (scale * inverse[:, c])[:, None]).T @ inputs
+        right = inputs.T @ (scale * (inverse[:, c] + 1) * y[:, c])
+        solution = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(precision))[:, 0]
+        head.scores.beta[:, c] = solution[: codes.shape[1]].to(codes.dtype)
+        if head.scores.bias is not None:
+            head.scores.bias[c] = solution[-1].to(codes.dtype)
+
+
+def _copy(target: Latents, source: Latents) -> None:
+    target.s.copy_(source.s)
+    for mine, other in zip(target.places, source.places, strict=True):
+        mine.copy_(other)

@@ -1,0 +1,247 @@
+"""Exact EM on a toy never lowers the posterior; MCEM with many samples follows it; the MAP of s is the right one."""
+
+import copy
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from semisight.errors import UserError
+from semisight.model.architecture import Architecture
+from semisight.model.image_decoder import ImageDecoder
+from semisight.model.image_encoder import flat_code, maps_of_code
+from semisight.model.labels import BayesianSVM
+from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.latents import Latents, SweepOptions
+from semisight.sampling.mcem import MCEM, Iteration, MCEMConfig, maximise_beta
+from semisight.sampling.parameters import Priors, update_parameters
+from semisight.sampling.top_map import MapConfig, map_codes, sampled_gradient
+from tests.sampling.oracle import (
+    ONE_Z,
+    TWO_Z,
+    all_places,
+    draw_images,
+    exact_posterior,
+    generator,
+    hot,
+    places_given_code,
+    tiny_decoder,
+)
+
+PRIORS = Priors(dictionary_precision=0.5, bias_mean=0.2, bias_precision=1.5, alpha0_shape=1.5, alpha0_rate=0.5)
+SOLVER = Solver(tolerance=1e-7)
+
+
+def log_posterior(decoder: ImageDecoder, images: Tensor) -> float:
+    """log p(X | parameters) + log p(parameters), by enumeration."""
+    value = sum(float(exact_posterior(decoder, image).log_evidence) for image in images)
+    return value + float(PRIORS.log_density(decoder).detach())
+
+
+@torch.no_grad()
+def exact_expectation(decoder: ImageDecoder, images: Tensor) -> list[Completed]:
+    """E-step without sampling: every joint z with its probability, and for the Gaussian s the 2J points at the mean
+    plus and minus sqrt(J) times the columns of the covariance's root. They have its mean and covariance, and the
+    log-joint is quadratic in s."""
+    places, batches = all_places(decoder.architecture), []
+    for image in images:
+        exact = exact_posterior(decoder, image)
+        root = torch.linalg.cholesky(exact.covariance)  # [Z, J, J]
+        size = root.shape[-1]
+        offsets = torch.cat([root, -root], -1).transpose(1, 2) * size**0.5  # [Z, 2J, J]
+        codes = (exact.mean[:, None] + offsets).flatten(0, 1)
+        repeated = tuple(p.repeat_interleave(2 * size, -1) for p in places)
+        weight = exact.probability.repeat_interleave(2 * size) / (2 * size)
+        s = maps_of_code(codes, decoder.architecture)
+        batches.append(Completed(image[..., None].expand(*image.shape, len(codes)), s, repeated, weight))
+    return batches
+
+
+def exact_em(decoder: ImageDecoder, images: Tensor) -> None:
+    expectation = exact_expectation(decoder, images)
+    update_parameters(decoder, lambda: expectation, PRIORS, None, SOLVER)
+
+
+@pytest.mark.parametrize("architecture", [ONE_Z, TWO_Z], ids=["one z", "two z"])
+def test_exact_em_never_lowers_the_posterior(architecture: Architecture) -> None:
+    images = draw_images(tiny_decoder(architecture, seed=1), 3)
+    decoder = tiny_decoder(architecture, seed=2)
+    values = [log_posterior(decoder, images)]
+    for _ in range(6):
+        exact_em(decoder, images)
+        values.append(log_posterior(decoder, images))
+    assert all(after >= before - 1e-8 for before, after in itertools.pairwise(values)), values
+    assert values[-1] > values[0] + 5
+
+
+def test_mcem_with_many_samples_follows_exact_em() -> None:
+    images = draw_images(tiny_decoder(ONE_Z, seed=1), 3)
+    exact, sampled = tiny_decoder(ONE_Z, seed=2), tiny_decoder(ONE_Z, seed=2)
+    config = MCEMConfig(iterations=4, burn_in=10, n_samples=200, m_step="exact", priors=PRIORS, solver=SOLVER)
+    mcem = MCEM(sampled, images, config)
+    before = log_posterior(exact, images)
+    for _ in range(4):
+        exact_em(exact, images)
+        mcem.iterate()
+    reached, followed = log_posterior(exact, images), log_posterior(sampled, images)
+    assert reached - before > 5
+    assert followed == pytest.approx(reached, abs=0.1 * (reached - before))
+
+
+def test_gradient_steps_raise_the_posterior() -> None:
+    images = draw_images(tiny_decoder(ONE_Z, seed=1), 8)
+    decoder = tiny_decoder(ONE_Z, seed=2)
+    before = log_posterior(decoder, images)
+    config = MCEMConfig(iterations=60, rate=0.03, priors=PRIORS, options=SweepOptions(batch_size=4))
+    seen: list[Iteration] = []
+    MCEM(decoder, images, config).run(progress=seen.append)
+    assert log_posterior(decoder, images) > before + 5
+    assert len(seen) == 60 and seen[-1].mean_square < seen[0].mean_square
+
+
+def toy_head(gamma: float = 1.5) -> BayesianSVM:
+    return BayesianSVM(ONE_Z.code_size, 3, gamma=gamma, generator=generator(5)).double()
+
+
+def test_the_m_step_of_beta_only_raises_the_log_posterior_of_the_labels() -> None:
+    head = toy_head()
+    codes = torch.randn(40, ONE_Z.code_size, generator=generator(6), dtype=torch.float64)
+    labels = torch.randint(-1, 3, (40,), generator=generator(7))
+    weight = torch.rand(40, generator=generator(8), dtype=torch.float64)
+
+    def value() -> float:
+        return float(((weight * head.log_prob(labels, codes)).sum() + head.log_prior(1)).detach())
+
+    values = [value()]
+    for _ in range(40):
+        maximise_beta(head, labels, codes, weight)
+        values.append(value())
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
+    assert values[-1] - values[-2] < 1e-2 < values[-1] - values[0]
+
+
+@pytest.mark.parametrize("m_step", ["exact", "gradient"])
+def test_labels_are_learned_along(m_step: str) -> None:
+    decoder, head = tiny_decoder(ONE_Z), toy_head()
+    images = draw_images(decoder, 12)
+    labels = torch.tensor([0, 1, 2, -1] * 3)
+    before = [p.detach().clone() for p in head.parameters()]
+    config = MCEMConfig(iterations=2, n_samples=2, m_step=m_step, options=SweepOptions(batch_size=5))  # type: ignore[arg-type]
+    MCEM(decoder, images, config, labels, head).run()
+    assert all(bool(torch.isfinite(p).all()) for p in [*head.parameters(), *decoder.parameters()])
+    assert all(not torch.equal(a, b) for a, b in zip(before, head.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("m_step", ["exact", "gradient"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(m_step: str, tmp_path: Path) -> None:
+    config = MCEMConfig(iterations=4, m_step=m_step, options=SweepOptions(batch_size=5))  # type: ignore[arg-type]
+    images, labels = draw_images(tiny_decoder(ONE_Z), 8), torch.tensor([0, 1, 2, -1] * 2)
+
+    def fresh() -> MCEM:
+        return MCEM(tiny_decoder(ONE_Z, seed=2), images, config, labels, toy_head())
+
+    whole = fresh()
+    whole.run()
+    first = fresh()
+    for _ in range(2):
+        first.iterate()
+    first.save(tmp_path / "em.safetensors")
+    second = fresh()
+    second.resume(tmp_path / "em.safetensors")
+    second.run(save_to=tmp_path / "em.safetensors")
+    assert second.number == 4 and whole.head is not None and second.head is not None
+    for a, b in zip(whole.decoder.parameters(), second.decoder.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(whole.head.scores.beta, second.head.scores.beta)
+    assert torch.equal(whole.latents.s, second.latents.s)
+    with pytest.raises(UserError, match="other images or labels"):
+        MCEM(tiny_decoder(ONE_Z), images, config, labels.flip(0), toy_head()).resume(tmp_path / "em.safetensors")
+    with pytest.raises(UserError, match="config"):
+        other = replace(config, rate=1.0)
+        MCEM(tiny_decoder(ONE_Z), images, other, labels, toy_head()).resume(tmp_path / "em.safetensors")
+
+
+def log_code_posterior(decoder: ImageDecoder, image: Tensor, code: Tensor) -> Tensor:
+    """log p(X, s) by summing over all joint z, for codes [B, J]."""
+    places = all_places(decoder.architecture)
+    count = places[0].shape[-1]
+    values = []
+    for one in code:
+        s = maps_of_code(one.expand(count, -1), decoder.architecture)
+        mean = decoder(s, hot(decoder.architecture, places)).mean
+        values.append(decoder.log_prob(image[..., None], mean).logsumexp(0) - 0.5 * one.square().sum())
+    return torch.stack(values)
+
+
+def test_the_sampled_gradient_has_the_mean_that_summing_over_z_gives() -> None:
+    """Fisher's identity, with z started from its exact conditional so that a sweep leaves it there."""
+    decoder = tiny_decoder(ONE_Z)
+    image = draw_images(decoder, 1, seed=3)[0]
+    s = torch.randn(*ONE_Z.code_shape, 1, generator=generator(4), dtype=torch.float64)
+    count = 20_000
+    chosen = torch.multinomial(places_given_code(decoder, image, s), count, True, generator=generator(5))
+    places = tuple(p[..., chosen].to(torch.uint8) for p in all_places(ONE_Z))
+    x = image[..., None].expand(-1, -1, -1, count).contiguous()
+    latents = Latents(s.expand(-1, -1, -1, count).contiguous(), places)
+    gradients = flat_code(sampled_gradient(decoder, x, latents, generator(6), SweepOptions()))
+    code = flat_code(s).requires_grad_()
+    (exact,) = torch.autograd.grad(log_code_posterior(decoder, image, code).sum(), code)
+    error = gradients.std(0) / count**0.5
+    assert float(((gradients.mean(0) - exact[0]) / error).abs().max()) < 4
+
+
+def test_the_map_estimate_is_a_maximum_of_the_summed_posterior() -> None:
+    decoder = tiny_decoder(ONE_Z, alpha0=2.0)
+    image = draw_images(decoder, 1, seed=3)
+    found = map_codes(decoder, image.expand(8, -1, -1, -1), MapConfig(steps=400, rate=0.05))
+    values = log_code_posterior(decoder, image[0], found)
+    best = found[values.argmax()].clone().requires_grad_()
+    optimiser = torch.optim.LBFGS([best], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = -log_code_posterior(decoder, image[0], best[None]).sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    with torch.no_grad():
+        top = float(log_code_posterior(decoder, image[0], best[None]))
+        away = float(log_code_posterior(decoder, image[0], torch.zeros_like(best)[None]))
+        assert top - float(values.max()) < 0.05 * (top - away)
+
+
+def test_bad_input_is_refused_with_a_reason() -> None:
+    decoder = tiny_decoder(ONE_Z)
+    images = draw_images(decoder, 2)
+    with pytest.raises(UserError, match="at least 1 sample"):
+        MCEMConfig(n_samples=0)
+    with pytest.raises(UserError, match="at least 1 iteration"):
+        MCEMConfig(iterations=0)
+    with pytest.raises(UserError, match="m_step"):
+        MCEMConfig(m_step="newton")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="rate"):
+        MCEMConfig(rate=0.0)
+    with pytest.raises(UserError, match="at least 1 step"):
+        MapConfig(steps=0)
+    with pytest.raises(UserError, match="rate"):
+        MapConfig(rate=-1.0)
+    with pytest.raises(UserError, match="label head"):
+        MCEM(decoder, images, MCEMConfig(), labels=torch.tensor([0, 1]))
+    with pytest.raises(UserError, match="channels, height, width"):
+        map_codes(decoder, images[:, :, 1:], MapConfig(steps=1))
+
+
+def test_the_decoder_of_a_map_estimate_is_left_alone() -> None:
+    decoder = tiny_decoder(ONE_Z)
+    before = copy.deepcopy(decoder.state_dict())
+    seen: list[tuple[int, int]] = []
+    codes = map_codes(
+        decoder, draw_images(decoder, 3), MapConfig(2, options=SweepOptions(batch_size=2)), lambda *n: seen.append(n)
+    )
+    assert codes.shape == (3, ONE_Z.code_size) and seen == [(2, 3), (3, 3)]
+    assert all(torch.equal(before[name], value) for name, value in decoder.state_dict().items())
+    assert all(parameter.grad is None for parameter in decoder.parameters())
