@@ -78,6 +78,12 @@ def test_few_flawless_held_out_labels_give_finite_probabilities(fit) -> None:
     assert bool(fitted.scale.isfinite().all()) and bool((confidence > 0.8).all()) and bool((confidence < 0.98).all())
 
 
+def test_many_classes_do_not_drown_few_labels_in_doubt() -> None:
+    labels = torch.arange(30) % 10
+    decision = 3.0 * torch.nn.functional.one_hot(labels, 10).double() - 1
+    assert float(fit_temperature(decision, labels).probabilities(decision).max(1).values.min()) > 0.95
+
+
 def test_a_useless_model_becomes_unsure() -> None:
     generator = torch.Generator().manual_seed(0)
     decision, labels = torch.randn(5_000, 4, generator=generator), torch.randint(0, 4, (5_000,), generator=generator)

@@ -138,11 +138,14 @@ def _as_probabilities(p: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Against targets (n onehot + 1) / (n + C), n the number of images: Platt's smoothing, for C classes."""
-    n, n_classes = logits.shape
+    """Against targets (n onehot + 1/C) / (n + 1), n the number of images: Platt's smoothing, for C classes.
+
+    One image's worth of doubt in all, not one for each class: with few labels and many classes that would drown them.
+    """
+    n = len(logits)
     log_p = logits.log_softmax(1)
     own = log_p.gather(1, labels[:, None]).squeeze(1)
-    return -((n * own + log_p.sum(1)) / (n + n_classes)).mean()
+    return -((n * own + log_p.mean(1)) / (n + 1)).mean()
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
