@@ -8,7 +8,7 @@ from pathlib import Path
 from semisight.app import cli
 
 # 40 digits in batches of 16, two steps an epoch: seconds, not minutes.
-TINY = ("builtin:digits", "--limit", "40", "--batch-size", "16", "--valid-fraction", "0.2")
+TINY = ("builtin:digits", "--no-labels", "--limit", "40", "--batch-size", "16", "--valid-fraction", "0.2")
 
 
 @dataclass(frozen=True)

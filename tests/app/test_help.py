@@ -13,11 +13,12 @@ from semisight.app.settings import DataSettings, ModelSettings, resolve
 from semisight.errors import UserError
 from semisight.learning.config import Precision, Schedule, TrainConfig
 from semisight.learning.gradients import ESTIMATORS
+from semisight.learning.label_training import HeadName
 from semisight.model.architecture import Nonlinearity, preset_names
 from semisight.model.image_encoder import POOLINGS
 from tests.app.commands import ok
 
-COMMANDS = ("demo", "train", "reconstruct", "generate", "report")
+COMMANDS = ("demo", "train", "predict", "evaluate", "reconstruct", "generate", "report", "reproduce")
 
 
 def test_the_list_of_commands() -> None:
@@ -41,14 +42,14 @@ def test_help_shows_an_example_that_names_known_options(command: str) -> None:
 
 def test_trains_options_come_in_panels() -> None:
     text = ok("train", "--help")
-    for panel in ("Run folder", "Images", "Model", "Learning", "Machine"):
+    for panel in ("Run folder", "Images", "Labels", "Model", "Learning", "Machine"):
         assert f"─ {panel} ─" in text
 
 
 def shown_default(name: str) -> str:
     hints = get_type_hints(cli.train, include_extras=True)
-    (info,) = (extra for extra in get_args(hints[name])[1:] if isinstance(extra, typer.models.OptionInfo))
-    return str(info.show_default)
+    infos = (extra for extra in get_args(hints[name])[1:] if isinstance(extra, typer.models.ParameterInfo))
+    return str(next(infos).show_default)
 
 
 def choices(alias: Any) -> set[str]:
@@ -58,15 +59,38 @@ def choices(alias: Any) -> set[str]:
 
 def test_defaults_in_the_help_are_the_librarys() -> None:
     train, model, data = TrainConfig(), ModelSettings(), DataSettings("x")
-    assert shown_default("epochs") == str(train.max_epochs)
+    alone = {
+        name: shown_default(name).partition("; with labels: ")[0]
+        for name in get_type_hints(cli.train)
+        if name != "return"
+    }
+    assert alone["epochs"] == str(train.max_epochs)
     for name in ("batch_size", "schedule", "seed", "device", "precision"):
-        assert shown_default(name) == str(getattr(train, name))
-    assert float(shown_default("learning_rate")) == train.learning_rate
-    assert (shown_default("minutes"), train.max_minutes) == ("no limit", None)
-    assert (shown_default("average"), train.average_decay) == ("off", None)
+        assert alone[name] == str(getattr(train, name))
+    assert float(alone["learning_rate"]) == train.learning_rate
+    assert (alone["minutes"], train.max_minutes) == ("no limit", None)
+    assert (alone["average"], train.average_decay) == ("off", None)
     for name in ("pooling", "nonlinearity", "gradient"):
-        assert shown_default(name) == getattr(model, name)
-    assert float(shown_default("valid_fraction")) == data.valid_fraction
+        assert alone[name] == getattr(model, name)
+    assert float(alone["valid_fraction"]) == data.valid_fraction
+
+
+def test_defaults_with_labels_in_the_help_are_those_of_the_settings() -> None:
+    names = ("nonlinearity", "learning_rate", "schedule", "average", "batch_size", "epochs")
+    shown = {name: shown_default(name).partition("; with labels: ")[2] for name in names}
+    few, many = (resolve({"source": "x"}).for_labels(*n) for n in ((100, 50_000), (50_000, 0)))
+    assert shown["nonlinearity"] == few.model.nonlinearity == many.model.nonlinearity
+    assert float(shown["learning_rate"]) == few.train.learning_rate
+    assert shown["schedule"] == few.train.schedule
+    assert float(shown["average"]) == few.train.average_decay
+    assert shown["batch_size"] == f"{few.train.batch_size}, or {many.train.batch_size} if many"
+    assert shown["epochs"] == f"{many.train.max_epochs} or more"
+    assert (shown_default("head"), shown_default("xi"), shown_default("pull")) == (
+        few.labels.head,
+        few.labels.xi,
+        "pull",
+    )
+    assert few.labels.pull
 
 
 def test_choices_in_the_help_are_the_librarys() -> None:
@@ -75,6 +99,7 @@ def test_choices_in_the_help_are_the_librarys() -> None:
     assert choices(options.Nonlinearity) == set(get_args(Nonlinearity))
     assert choices(options.Schedule) == set(get_args(Schedule))
     assert choices(options.Precision) == set(get_args(Precision))
+    assert choices(options.Head) == set(get_args(HeadName))
     text = typing.get_args(options.Preset)[1].help
     assert all(name in text for name in preset_names())
 

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-_IMAGES, _MODEL, _LEARNING, _MACHINE, _RUN = "Images", "Model", "Learning", "Machine", "Run folder"
+_IMAGES, _LABELS, _MODEL, _LEARNING, _MACHINE, _RUN = (
+    *("Images", "Labels", "Model", "Learning", "Machine", "Run folder"),
+)
 
 
 def _option(*names: str, help: str, panel: str | None = None, default: str | bool = False, **more: Any) -> Any:
@@ -33,6 +35,74 @@ WhichCheckpoint = Annotated[
 ]
 FolderOrGrid = Annotated[
     Path, _option(help="A picture's name (.png, .jpg, .webp) for a grid, or a folder for a PNG each.")
+]
+
+TextFile = Annotated[Path | None, _option("--out", help="A file to write to.", default="the screen")]
+SomeImages = Annotated[int | None, _option("--limit", min=1, help="At most so many images.", default="all")]
+
+# --- of labels
+
+LabelFile = Annotated[
+    str | None,
+    _option(
+        "--labels",
+        help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "
+        "Images that it leaves out are unlabelled.",
+        panel=_LABELS,
+        default="those that the set carries, if any",
+    ),
+]
+ClassPerFolder = Annotated[
+    bool | None,
+    _option("--class-per-folder", help="The folders directly below DATA are the classes.", panel=_LABELS),
+]
+NoLabels = Annotated[
+    bool,
+    _option("--no-labels", help="Learn from the images alone, even if the set carries labels.", panel=_LABELS),
+]
+LabelsPerClass = Annotated[
+    int | None,
+    _option(
+        help="Keep so many labels of each class and hide the others, to try out how few are enough; "
+        "the error is measured on hidden ones.",
+        panel=_LABELS,
+        default="all",
+    ),
+]
+OnlyLabelled = Annotated[
+    bool | None,
+    _option("--only-labelled", help="Leave out unlabelled images, to see what they are worth.", panel=_LABELS),
+]
+Head = Annotated[
+    Literal["softmax", "svm"] | None,
+    _option(help="What tells classes apart: softmax, or the Bayesian SVM.", panel=_LABELS, default="softmax"),
+]
+Xi = Annotated[
+    str | None,
+    _option(
+        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), or pixels (C times that).",
+        panel=_LABELS,
+        default="pixels",
+    ),
+]
+Pull = Annotated[
+    bool | None,
+    _option(
+        "--pull/--no-pull",
+        help="Whether unlabelled images pull on the labels: codes of moved images agree, and probable labels spread "
+        "over a graph of codes.",
+        panel=_LABELS,
+        default="pull",
+    ),
+]
+Paper = Annotated[
+    bool | None,
+    _option(
+        "--paper",
+        help="The paper's settings: svm, xi paper, no pull, no nonlinearity, rate 0.0002, batches of 32 labelled and "
+        "32 others.",
+        panel=_LABELS,
+    ),
 ]
 
 # --- of train
@@ -89,25 +159,38 @@ Pooling = Annotated[
     ),
 ]
 Nonlinearity = Annotated[
-    Literal["none", "relu"] | None, _option(help="After pooling, in the encoder.", panel=_MODEL, default="none")
+    Literal["none", "relu"] | None,
+    _option(help="After pooling, in the encoder.", panel=_MODEL, default="none; with labels: relu"),
 ]
 Gradient = Annotated[
     Literal["local", "straight-through", "nvil"] | None,
     _option(help="How the gradient for z is estimated.", panel=_MODEL, default="local"),
 ]
 
-Epochs = Annotated[int | None, _option(help="At most so many passes over the images.", panel=_LEARNING, default="100")]
+# With labels other defaults hold (LABEL_DEFAULTS in settings.py).
+Epochs = Annotated[
+    int | None,
+    _option(help="At most so many passes over the images.", panel=_LEARNING, default="100; with labels: 20 or more"),
+]
 Minutes = Annotated[
     float | None, _option(help="At most so long, resumptions included.", panel=_LEARNING, default="no limit")
 ]
-BatchSize = Annotated[int | None, _option(help="Images per step.", panel=_LEARNING, default="64")]
-LearningRate = Annotated[float | None, _option(help="Of Adam.", panel=_LEARNING, default="0.0002")]
+BatchSize = Annotated[
+    int | None,
+    _option(help="Images per step.", panel=_LEARNING, default="64; with labels: 288, or 128 if many"),
+]
+LearningRate = Annotated[float | None, _option(help="Of Adam.", panel=_LEARNING, default="0.0002; with labels: 0.001")]
 Schedule = Annotated[
-    Literal["constant", "cosine"] | None, _option(help="Of the learning rate.", panel=_LEARNING, default="constant")
+    Literal["constant", "cosine"] | None,
+    _option(help="Of the learning rate.", panel=_LEARNING, default="constant; with labels: cosine"),
 ]
 Average = Annotated[
     float | None,
-    _option(help="Average the weights over steps: 0.999 remembers about 1000.", panel=_LEARNING, default="off"),
+    _option(
+        help="Average the weights over steps: 0.999 remembers about 1000.",
+        panel=_LEARNING,
+        default="off; with labels: 0.99",
+    ),
 ]
 Seed = Annotated[int | None, _option(help="The same seed gives the same run.", panel=_LEARNING, default="0")]
 

@@ -37,11 +37,25 @@ class Reconstructed:
 
 
 def load_for(
-    run: Run, source: str, limit: int | None = None, progress: Callable[[int, int], None] | None = None
+    run: Run,
+    source: str,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    class_per_folder: bool = False,
+    part: str | None = None,
 ) -> ImageSet:
     """Images as the run's model takes them: its size, its channels."""
     channels, height, width = run.architecture.image_shape
-    images = load(source, size=height if height == width else None, channels=channels, limit=limit, progress=progress)
+    images = load(
+        source,
+        size=height if height == width else None,
+        channels=channels,
+        limit=limit,
+        progress=progress,
+        class_per_folder=class_per_folder,
+        part=part,
+    )
     if images.shape != (channels, height, width):
         raise UserError(
             f"the model takes images of {width} x {height}, but those of {source} are {images.shape[2]} x "

@@ -2,12 +2,14 @@
 
     RUN/config.json, checkpoints/, log.csv, tensorboard/   the trainer's (learning/runs.py)
     RUN/data.json                                          where the images came from, and what was left out
+    RUN/calibration.json                                   probabilities of labels (classifier.py), where there are any
     RUN/report.html                                        the page to look at
 
 The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
 not by their path.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -17,12 +19,15 @@ from typing import Any, Literal
 
 import torch
 
+from semisight.app.classifier import Classifier, Fitted, labels_of
 from semisight.app.settings import DataSettings, of_run
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.learning.checkpoints import load_weights, read_meta
 from semisight.learning.config import TrainConfig, read_settings
+from semisight.learning.label_objective import LabelObjective
+from semisight.learning.label_training import LabelSettings, build_label_objective
 from semisight.learning.objective import ImageObjective
 from semisight.learning.runs import RunFolder
 from semisight.model.architecture import Architecture
@@ -92,14 +97,19 @@ def report_file(folder: RunFolder) -> Path:
     return folder.path / "report.html"
 
 
+def calibration_file(folder: RunFolder) -> Path:
+    return folder.path / "calibration.json"
+
+
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that its checkpoint says about it."""
+    """A trained model with all that its checkpoint says about it; `classifier` is there if it learned labels."""
 
     folder: RunFolder
     checkpoint: Path
     objective: ImageObjective
     meta: Mapping[str, Any]
+    classifier: Classifier | None = None
 
     @property
     def model(self) -> ImageModel:
@@ -117,29 +127,82 @@ class Run:
     def device(self) -> torch.device:
         return self.model.decoder.log_alpha0.device
 
+    @property
+    def step(self) -> int:
+        return int(self.meta["counters"]["step"])
+
     def data(self) -> DataRecord:
         return DataRecord.read(data_file(self.folder))
 
+    def labels(self) -> Classifier:
+        """The classifier, or an error that says how to get one."""
+        if self.classifier is None:
+            raise UserError(
+                f"{self.folder.path} learned from images alone and knows no labels: train a run with labels first "
+                "(semisight train DATA --labels labels.csv --out RUN)."
+            )
+        return self.classifier
+
 
 def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Run:
-    """The model of a run folder, in evaluation mode: its best checkpoint if there is one, else its newest."""
+    """The model of a run folder, in evaluation mode.
+
+    "auto" is its best checkpoint, or the newest where there is no best; the newest also where labels were learned and
+    none held out, for then `best` is only the best at drawing images.
+    """
     from semisight.learning.devices import choose_device
 
     folder = open_folder(path)
     named = {"best": folder.best, "newest": folder.newest}
-    checkpoint = folder.best_or_newest() if which == "auto" else named[which]
+    checkpoint = _chosen(folder) if which == "auto" else named[which]
     other = " Its other checkpoint may be whole: --checkpoint newest." if checkpoint == folder.best else ""
     try:
         meta = read_meta(checkpoint)
-        objective = build_objective(meta["about"], int(meta["config"]["seed"]))
+        objective = _build(meta)
         load_weights(objective, checkpoint)
+        objective = objective.to(choose_device(device)).eval()
+        if isinstance(objective, ImageObjective):
+            return Run(folder, checkpoint, objective, meta)
+        return Run(folder, checkpoint, objective.images, meta, _classifier(folder, objective, meta))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{checkpoint} does not say how its model is built ({error}); train it with semisight train.{other}"
         ) from error
     except UserError as error:
         raise UserError(f"{error}{other}") from error
-    return Run(folder, checkpoint, objective.to(choose_device(device)).eval(), meta)
+
+
+def _chosen(folder: RunFolder) -> Path:
+    with contextlib.suppress(UserError, KeyError):  # a newest that is missing or damaged leaves the best
+        labels = labels_of(read_meta(folder.newest)["about"])
+        if labels is not None and not labels["held_out"]:
+            return folder.newest
+    return folder.best_or_newest()
+
+
+def _build(meta: Mapping[str, Any]) -> ImageObjective | LabelObjective:
+    seed, about = int(meta["config"]["seed"]), meta["about"]
+    images = build_objective(about, seed)
+    labels = labels_of(about)
+    if labels is None:
+        return images
+    settings, n_classes = LabelSettings(**labels["settings"]), len(labels["class_names"])
+    unknown = torch.full((int(labels["n_train"]),), -1)
+    return build_label_objective(images, unknown, n_classes, settings, int(meta["config"]["batch_size"]), seed)
+
+
+def _classifier(folder: RunFolder, objective: LabelObjective, meta: Mapping[str, Any]) -> Classifier:
+    labels = meta["about"]["labels"]
+    fitted = Fitted.read(calibration_file(folder))
+    return Classifier(
+        model=objective.images.model,
+        head=objective.label_head,
+        class_names=tuple(labels["class_names"]),
+        settings=LabelSettings(**labels["settings"]),
+        fitted=fitted if fitted is not None and fitted.step == int(meta["counters"]["step"]) else None,
+        n_labelled=int(labels["n_labelled"]),
+        n_held_out=int(labels["held_out"]),
+    )
 
 
 def open_folder(path: str | Path) -> RunFolder:

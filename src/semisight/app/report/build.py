@@ -10,7 +10,7 @@ from semisight.app.report.observe import Numbers, observe
 from semisight.app.report.page import Section, page
 from semisight.app.report.placement import places
 from semisight.app.runs import Run
-from semisight.app.training import Sets
+from semisight.app.sets import Sets
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.learning.logs import read_log

@@ -11,7 +11,7 @@ from semisight.app.pictures import picture, to_pixels
 from semisight.app.report import page
 from semisight.app.report.observe import Seen, some
 from semisight.app.runs import DataRecord, Run
-from semisight.app.training import Sets
+from semisight.app.sets import Sets
 
 _LARGEST_TILE = 128  # larger pictures are scaled down: a page of photographs must still open
 

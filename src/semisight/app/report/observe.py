@@ -16,7 +16,8 @@ from torch import Tensor
 
 from semisight.app.report.charts import nats
 from semisight.app.runs import Run, build_objective
-from semisight.app.training import Sets, start
+from semisight.app.sets import Sets
+from semisight.app.training import start
 from semisight.data.image_set import ImageSet, random_order
 from semisight.learning.validation import validate
 

@@ -3,11 +3,11 @@
 import json
 from html import escape
 
+from semisight.app.describe import describe_architecture
 from semisight.app.report import charts, page
 from semisight.app.report.material import Material
 from semisight.app.report.page import Section
 from semisight.app.runs import DataRecord
-from semisight.app.training import describe_architecture
 from semisight.data.image_set import skipped_summary
 
 _TERMS = (

@@ -1,0 +1,149 @@
+"""`semisight demo` and `semisight train`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from semisight.app import options
+from semisight.app.console import ignore, prepare_process, reading, say, stopping
+from semisight.errors import UserError
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder of the demo's run.", show_default="semisight-demo")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="How long to train.", show_default="about one")
+    ] = None,
+    seed: options.FixedSeed = 0,
+) -> None:
+    """Learn from generated pictures in about a minute, and write a report to look at.
+
+    Example:
+
+        semisight demo
+    """
+    from semisight.app.demo import run_demo
+    from semisight.app.report.observe import plain_words
+
+    prepare_process()
+    say("Learning from generated pictures of coloured shapes, without labels or captions; about a minute and a half.")
+    with stopping("Run semisight demo again to start anew."), reading() as progress:
+        shown = run_demo(out, minutes=minutes, seed=seed, say=say, progress=progress)
+    say("\nWhat it learned:")
+    for line in plain_words(shown.numbers):
+        say(f"  - {line}")
+    say(f"\nReport: {shown.report}")
+    say("Open it in a browser: reconstructions, samples, dictionaries, places and curves.")
+
+
+def train(
+    data: options.DataArgument = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    overwrite: options.ReplaceRun = False,
+    report: options.WriteReport = True,
+    config: options.Config = None,
+    size: options.Size = None,
+    channels: options.Channels = None,
+    limit: options.Limit = None,
+    valid_fraction: options.ValidFraction = None,
+    labels: options.LabelFile = None,
+    class_per_folder: options.ClassPerFolder = None,
+    no_labels: options.NoLabels = False,
+    labels_per_class: options.LabelsPerClass = None,
+    only_labelled: options.OnlyLabelled = None,
+    head: options.Head = None,
+    xi: options.Xi = None,
+    pull: options.Pull = None,
+    paper: options.Paper = None,
+    preset: options.Preset = None,
+    pooling: options.Pooling = None,
+    nonlinearity: options.Nonlinearity = None,
+    gradient: options.Gradient = None,
+    epochs: options.Epochs = None,
+    minutes: options.Minutes = None,
+    batch_size: options.BatchSize = None,
+    learning_rate: options.LearningRate = None,
+    schedule: options.Schedule = None,
+    average: options.Average = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    precision: options.Precision = None,
+    threads: options.Threads = None,
+) -> None:
+    """Learn from images, and from the labels that some or all of them have, and write the run to a folder.
+
+    Labels that the set carries (MNIST, CIFAR, .npz, built-in sets) are used unless [bold]--no-labels[/] is given.
+    Ctrl-C saves first; [bold]--resume[/] goes on exactly there.
+
+    Example:
+
+        semisight train photos/ --labels labels.csv --out runs/photos --size 64
+
+        semisight train photos/ --out runs/photos --size 64
+
+        semisight train --out runs/photos --resume --minutes 60
+    """
+    given = {
+        "source": data, "size": size, "channels": channels, "limit": limit, "valid_fraction": valid_fraction,
+        "labels": labels, "class_per_folder": class_per_folder, "use_labels": False if no_labels else None,
+        "labels_per_class": labels_per_class, "only_labelled": only_labelled,
+        "head": head, "xi": xi, "pull": pull, "paper": paper,
+        "preset": preset, "pooling": pooling, "nonlinearity": nonlinearity, "gradient": gradient,
+        "epochs": epochs, "minutes": minutes, "batch_size": batch_size, "learning_rate": learning_rate,
+        "schedule": schedule, "average": average, "seed": seed,
+        "device": device, "precision": precision, "threads": threads,
+    }  # fmt: skip
+    if out is None:
+        raise UserError("say where the run should be written: semisight train DATA --out RUN.")
+    _train(given, out.expanduser(), config, resume=resume, overwrite=overwrite, report=report)
+
+
+def _train(
+    given: dict[str, Any], out: Path, config: Path | None, *, resume: bool, overwrite: bool, report: bool
+) -> None:
+    from semisight.app.runs import former_settings
+    from semisight.app.settings import resolve
+    from semisight.app.training import check_folder, is_first_process, train_run
+    from semisight.learning.runs import RunFolder
+
+    prepare_process()
+    folder = RunFolder(out)
+    check_folder(folder, resume, overwrite)
+    settings = resolve(given, config, former_settings(folder) if resume else None)
+    quiet = not is_first_process()
+    with stopping(f"To go on: semisight train --out {out} --resume"), reading() as progress:
+        trained = train_run(
+            settings,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            say=ignore if quiet else say,
+            progress=None if quiet else progress,
+        )
+    if quiet:
+        return
+    fitted = trained.fitted
+    say(f"\nStopped because {fitted.reason}: step {fitted.step:,}, epoch {fitted.epoch:.1f}. Run: {out}")
+    if fitted.bad_steps:
+        say(f"{fitted.bad_steps} steps were left out because they were not finite.")
+    if report:
+        _report_of_training(out, trained.sets)
+    say(f"Next: semisight predict {out} IMAGES" if trained.sets.has_labels else
+        f"Next: semisight generate {out} --out samples.png")  # fmt: skip
+
+
+def _report_of_training(out: Path, sets: Any) -> None:
+    from semisight.app.report.build import write_report
+    from semisight.app.report.observe import plain_words
+    from semisight.app.runs import load_run, report_file
+
+    try:
+        run = load_run(out)
+        numbers = write_report(run, sets, report_file(run.folder))
+    except UserError as error:
+        raise UserError(f"the run is complete and saved in {out}, but its report was not written: {error}") from error
+    for line in plain_words(numbers):
+        say(f"  - {line}")
+    say(f"Report: {report_file(run.folder)}")
