@@ -46,7 +46,7 @@ SMOKE = Size(
     rounds=3,
     turn=0.0,
     mm_size=128,
-    presets=("imagenet",),
+    presets=("mnist",),
     pixels=(8, 16),
 )
 

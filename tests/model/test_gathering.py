@@ -134,3 +134,21 @@ def test_with_sampled_pooling_the_mean_needs_a_draw() -> None:
     assert torch.equal(code, model.encode(images, torch.Generator().manual_seed(0)).mean)
     with pytest.raises(UserError, match="generator"):
         model.encoder.means(images.permute(1, 2, 3, 0))
+
+
+@pytest.mark.parametrize("pooling_kind", ["expected", "sampled", "max"])
+@pytest.mark.usefixtures("layout")
+def test_a_step_in_mixed_precision_stays_near_the_full_one(pooling_kind: Pooling) -> None:
+    architecture = Architecture((2, 12, 16), (Layer(3, 3, 2), Layer(4, 2, 2), Layer(5, 2)))
+    images = torch.rand(6, 2, 12, 16, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for mixed in (False, True):
+        model = ImageModel(architecture, pooling_kind, seed=3)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            posterior = model.encode(images, torch.Generator().manual_seed(0))
+            mean = model.decode(posterior.mean, posterior.z)
+        (mean.float() - images).square().sum().backward()
+        gradients.append(model.encoder.filters[0].grad)
+    full, half = gradients
+    assert full is not None and half is not None
+    assert torch.nn.functional.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.99

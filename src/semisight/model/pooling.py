@@ -9,7 +9,8 @@ Convolution and deconvolution are adjoint, and each is a handful of products ove
     correlate(X, F)[a, k, i, j] = <F[k] laid at place a, block (i, j) of X>      all places of a block
     spread(U, F) = sum over blocks of sum_{a,k} U[a, k, i, j] F[k] at place a    unpooled values, deconvolved
 
-The naive versions at the end do the same step by step; tests hold the two together.
+Products are done in the parameters' precision, whatever mixed precision hands in. The naive versions at the end do the
+same step by step; tests hold the two together.
 """
 
 from collections.abc import Callable
@@ -174,7 +175,7 @@ def _layout(filters: Tensor, pool: int, offsets: range | None = None) -> Layout:
 def convolve_blocks(x: Tensor, filters: Tensor, layer: Layer, bias: Tensor | None = None) -> Tensor:
     """(5): maps [c, H, W, B] and filters [K, c, k, k] to the values of every pooling block, [P, K, h, w, B]."""
     layout = _layout(filters, layer.pool)
-    out: Tensor = _Correlate.apply(pad_same(x, layer), layout.matrices(filters), bias, layout)
+    out: Tensor = _Correlate.apply(pad_same(x.to(filters.dtype), layer), layout.matrices(filters), bias, layout)
     return out
 
 
@@ -184,7 +185,7 @@ def convolve_and_pool(
 ) -> Tensor:
     """(5) and (6) for prediction, [c, H, W, B] -> [K, h, w, B]: the blocks are pooled a few rows at a time, while they
     are in the cache, and never kept."""
-    layout, maps = _layout(filters, layer.pool), pad_same(x, layer)
+    layout, maps = _layout(filters, layer.pool), pad_same(x.to(filters.dtype), layer)
     g, matrices = layout.geometry, layout.matrices(filters)
     out = maps.new_empty(len(filters), g.blocks(maps.shape[1]), g.blocks(maps.shape[2]), maps.shape[3])
     for part in _row_chunks(out.shape[1], g.n_places * out[:, 0].numel(), _POOLED_AT_ONCE):
@@ -195,14 +196,16 @@ def convolve_and_pool(
 def deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """(3): unpooled values [P, K, h, w, B] and dictionary [K, c, k, k] to the maps below, [c, H, W, B]."""
     layout = _layout(dictionary, layer.pool)
-    out: Tensor = _Spread.apply(u.contiguous(), layout.matrices(dictionary), layout)
+    out: Tensor = _Spread.apply(u.to(dictionary.dtype).contiguous(), layout.matrices(dictionary), layout)
     return crop_same(out, layer)
 
 
 def unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """(2) and (3) at once: values [K, h, w, B] go to place z [P, K, h, w, B] of their blocks and are deconvolved."""
     layout = _layout(dictionary, layer.pool)
-    out: Tensor = _UnpoolSpread.apply(values, z.contiguous(), layout.matrices(dictionary), layout)
+    out: Tensor = _UnpoolSpread.apply(
+        values.to(dictionary.dtype), z.to(dictionary.dtype).contiguous(), layout.matrices(dictionary), layout
+    )
     return crop_same(out, layer)
 
 
@@ -210,7 +213,7 @@ def unpool_fixed(values: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """VAE-d: every value goes to the same place of its block, so only that place is worked out."""
     place = layer.pool // 2
     layout = _layout(dictionary, layer.pool, range(place, place + 1))
-    out: Tensor = _Spread.apply(values[None].contiguous(), layout.matrices(dictionary), layout)
+    out: Tensor = _Spread.apply(values[None].to(dictionary.dtype).contiguous(), layout.matrices(dictionary), layout)
     return crop_same(out, layer)
 
 
