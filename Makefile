@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One thread per process: two OpenMP threads beside other work can be ten times slower than one.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-RUN_EXTRAS := train,track,plots
-DEV_EXTRAS := train,track,plots,metrics,serve,onnx,data,dev
+RUN_EXTRAS := train,track
+DEV_EXTRAS := train,track,metrics,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean
