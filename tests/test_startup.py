@@ -2,9 +2,9 @@
 
 import importlib
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -33,15 +33,21 @@ def test_loads_nothing_heavy(code: str) -> None:
     assert loaded.isdisjoint(HEAVY)
 
 
+def children_seconds() -> float:
+    """Processor time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.mark.parametrize("code", [IMPORT, HELP], ids=["import", "help"])
 def test_is_quick(code: str) -> None:
-    # The best of several: what else the machine does can only add time. The first of all writes the byte code.
+    # The best of several, in processor time: what else the machine does can only add. The first writes the byte code.
     run(code)
     best = float("inf")
     for _ in range(20):
-        start = time.perf_counter()
+        start = children_seconds()
         run(code)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, children_seconds() - start)
         if best < 0.3:
             break
     assert best < 0.3, f"took {best:.2f} s"
