@@ -3,6 +3,7 @@
     RUN/config.json, checkpoints/, log.csv, tensorboard/   the trainer's (learning/runs.py)
     RUN/data.json                                          where the images came from, and what was left out
     RUN/calibration.json                                   probabilities of labels (classifier.py), where there are any
+    RUN/comparison.json                                    the same labels without the unlabelled images, if measured
     RUN/report.html                                        the page to look at
 
 The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
@@ -97,8 +98,32 @@ def report_file(folder: RunFolder) -> Path:
     return folder.path / "report.html"
 
 
+def comparison_file(folder: RunFolder) -> Path:
+    return folder.path / "comparison.json"
+
+
 def calibration_file(folder: RunFolder) -> Path:
     return folder.path / "calibration.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the same labels gave without the unlabelled images: the error, a share, on the images measured on."""
+
+    error: float
+
+    def write(self, folder: RunFolder) -> None:
+        write_atomic(comparison_file(folder), json.dumps({"error_without_unlabelled": self.error}) + "\n")
+
+    @staticmethod
+    def read(folder: RunFolder) -> "Comparison | None":
+        try:
+            values = json.loads(comparison_file(folder).read_text(encoding="utf-8"))
+            return Comparison(float(values["error_without_unlabelled"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{comparison_file(folder)} is damaged ({error}); delete it to go without.") from error
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,16 @@ from torch import nn
 
 from semisight.app.classifier import fit_calibration
 from semisight.app.describe import describe_architecture, describe_data, describe_labels
-from semisight.app.runs import DataRecord, Run, build_objective, calibration_file, data_file, load_run, report_file
+from semisight.app.runs import (
+    DataRecord,
+    Run,
+    build_objective,
+    calibration_file,
+    comparison_file,
+    data_file,
+    load_run,
+    report_file,
+)
 from semisight.app.sets import Progress, Sets, load_sets
 from semisight.app.settings import Settings
 from semisight.data.image_set import ImageSet, random_order
@@ -112,7 +121,7 @@ def train_run(
     record = DataRecord.of(data, sets.train, sets.valid)
     if is_first_process() and not resume:
         if overwrite:  # they would show the former run
-            for file in (report_file(folder), calibration_file(folder)):
+            for file in (report_file(folder), calibration_file(folder), comparison_file(folder)):
                 file.unlink(missing_ok=True)
         record.write(data_file(folder))
     try:

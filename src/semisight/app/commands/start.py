@@ -13,28 +13,27 @@ from semisight.errors import UserError
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the demo's run.", show_default="semisight-demo")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="How long to train.", show_default="about one")
+        float | None, typer.Option(min=0.01, help="How long to train at most.", show_default="two")
     ] = None,
     seed: options.FixedSeed = 0,
 ) -> None:
-    """Learn from generated pictures in about a minute, and write a report to look at.
+    """Learn to read digits from two labels of each and many unlabelled images, and write a report to look at.
 
     Example:
 
         semisight demo
     """
     from semisight.app.demo import run_demo
-    from semisight.app.report.observe import plain_words
 
     prepare_process()
-    say("Learning from generated pictures of coloured shapes, without labels or captions; about a minute and a half.")
+    say("Learning from handwritten digits, of which two of each kind have a label; about two minutes.")
     with stopping("Run semisight demo again to start anew."), reading() as progress:
         shown = run_demo(out, minutes=minutes, seed=seed, say=say, progress=progress)
     say("\nWhat it learned:")
-    for line in plain_words(shown.numbers):
+    for line in shown.findings.words():
         say(f"  - {line}")
     say(f"\nReport: {shown.report}")
-    say("Open it in a browser: reconstructions, samples, dictionaries, places and curves.")
+    say("Open it in a browser: labels, confusion, reconstructions, samples, dictionaries, places and curves.")
 
 
 def train(
@@ -136,14 +135,13 @@ def _train(
 
 def _report_of_training(out: Path, sets: Any) -> None:
     from semisight.app.report.build import write_report
-    from semisight.app.report.observe import plain_words
     from semisight.app.runs import load_run, report_file
 
     try:
         run = load_run(out)
-        numbers = write_report(run, sets, report_file(run.folder))
+        found = write_report(run, sets, report_file(run.folder))
     except UserError as error:
         raise UserError(f"the run is complete and saved in {out}, but its report was not written: {error}") from error
-    for line in plain_words(numbers):
+    for line in found.words():
         say(f"  - {line}")
     say(f"Report: {report_file(run.folder)}")

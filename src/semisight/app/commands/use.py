@@ -85,7 +85,7 @@ def report(
     checkpoint: options.WhichCheckpoint = "auto",
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write one page that shows what a run learned: reconstructions, samples, dictionaries, places, curves.
+    """Write one page that shows what a run learned: labels, reconstructions, samples, dictionaries, places, curves.
 
     Example:
 
@@ -93,7 +93,6 @@ def report(
     """
     from semisight.app.pictures import refuse_existing
     from semisight.app.report.build import write_report
-    from semisight.app.report.observe import plain_words
     from semisight.app.runs import load_run, report_file
     from semisight.app.training import reload_sets
 
@@ -104,6 +103,6 @@ def report(
     with reading() as progress:
         sets = reload_sets(loaded, data, labels, progress)
     target = out or report_file(loaded.folder)
-    for line in plain_words(write_report(loaded, sets, target)):
+    for line in write_report(loaded, sets, target).words():
         say(f"  - {line}")
     say(f"Report: {target}")

@@ -1,7 +1,7 @@
 """Line charts as SVG that takes its colours from the page, so that it is readable in light and in dark."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -19,8 +19,10 @@ class Line:
     points: Sequence[tuple[float, float]]
 
 
-def chart(title: str, lines: Sequence[Line], x_label: str, identity: str) -> str:
-    """An SVG; `identity` is unique on the page. Empty lines are left out."""
+def chart(
+    title: str, lines: Sequence[Line], x_label: str, identity: str, names: Mapping[float, str] | None = None
+) -> str:
+    """An SVG; `identity` is unique on the page. Empty lines are left out. `names`: what to write at which x."""
     lines = [Line(line.name, line.css, _thinned(line.points)) for line in lines if line.points]
     xs = [x for line in lines for x, _ in line.points]
     low_x, high_x = min(xs, default=0.0), max(xs, default=1.0)
@@ -41,9 +43,11 @@ def chart(title: str, lines: Sequence[Line], x_label: str, identity: str) -> str
         _, down = place(low_x, y)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{down + 3.5:.1f}" text-anchor="end">{number(y)}</text>')
-    for x in ticks(low_x, high_x):
+    for x, name in (names or {x: number(x) for x in ticks(low_x, high_x)}).items():
         across, _ = place(x, low_y)
-        parts.append(f'<text x="{across:.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{number(x)}</text>')
+        at_end = across > _WIDTH - _RIGHT - 3 * len(name)  # else its last letters would be cut off
+        where = f'x="{_WIDTH - 1}" text-anchor="end"' if at_end else f'x="{across:.1f}" text-anchor="middle"'
+        parts.append(f'<text {where} y="{_HEIGHT - 18}">{escape(name)}</text>')
     parts.append(f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
     for line in lines:
         at = " ".join(f"{a:.1f},{d:.1f}" for a, d in (place(x, y) for x, y in line.points))
@@ -51,7 +55,7 @@ def chart(title: str, lines: Sequence[Line], x_label: str, identity: str) -> str
         if len(line.points) <= 40:
             for x, y in line.points:
                 across, down = place(x, y)
-                hint = escape(f"{line.name}, {x_label} {number(x)}: {number(y)}")
+                hint = escape(f"{line.name}, {x_label} {(names or {}).get(x, number(x))}: {number(y)}")
                 spot = f'class="dot {line.css}" cx="{across:.1f}" cy="{down:.1f}" r="2"'
                 parts.append(f"<circle {spot}><title>{hint}</title></circle>")
         parts.append("</g>")

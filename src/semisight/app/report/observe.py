@@ -129,6 +129,10 @@ def some(images: ImageSet, most: int, seed: int) -> ImageSet:
     return images.subset(random_order(len(images), seed, _CHOICE)[:most].sort().values)
 
 
+def bits(number: float) -> str:
+    return f"{number:,.0f} bit{'' if round(number) == 1 else 's'}"
+
+
 def plain_words(numbers: Numbers) -> list[str]:
     """What was learned, in sentences for people who have not read the paper."""
     n = numbers
@@ -149,9 +153,9 @@ def plain_words(numbers: Numbers) -> list[str]:
     if n.after["bound"] <= n.mean_image_bound:
         lines.append("That is no better than the mean image yet: train longer, on more images, or at a higher rate.")
     bits_what, bits_where = n.after["kl_s"] / math.log(2), n.after["kl_z"] / math.log(2)
-    where = f" and {bits_where:,.0f} bits on where (the places z)" if has_places else ""
+    where = f" and {bits(bits_where)} on where (the places z)" if has_places else ""
     lines.append(
-        f"It spends {bits_what:,.0f} bits per image on what is there (the code s){where}, "
+        f"It spends {bits(bits_what)} per image on what is there (the code s){where}, "
         f"and uses {n.used_code:,} of the {n.code_size:,} numbers."
     )
     return lines

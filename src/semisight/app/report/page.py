@@ -62,6 +62,21 @@ table.plain { border-collapse: collapse; font-size: .92rem; width: 100%; }
 table.plain th, table.plain td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 table.plain th { font-weight: 600; color: var(--soft); width: 14rem; }
+table.grid { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table.grid th, table.grid td { padding: .25rem .9rem .25rem 0; text-align: right;
+  border-bottom: 1px solid var(--line); }
+table.grid th { color: var(--soft); font-weight: 600; } table.grid :first-child { text-align: left; }
+table.confusion { border-collapse: separate; border-spacing: 2px; font-size: .85rem;
+  font-variant-numeric: tabular-nums; }
+.confusion td { min-width: 2.3rem; height: 2.1rem; text-align: center; border-radius: 3px; padding: 0 .25rem; }
+.confusion th { color: var(--soft); font-weight: 600; padding: 0 .45rem; }
+.confusion tr th:first-child { text-align: right; }
+.matrix img { max-width: 100%; height: auto; border: 1px solid var(--line); }
+.named { font-size: .78rem; line-height: 1.3; text-align: center; overflow-wrap: anywhere; }
+.named span { display: block; margin-top: .2rem; }
+.named i { color: var(--soft); font-style: normal; }
+.named.wrong img { outline: 2px solid var(--second); } .named.wrong b { color: var(--second); }
+svg .bar { fill: var(--first); } svg .ideal { stroke: var(--soft); stroke-dasharray: 4 3; }
 details { margin-top: 1rem; } summary { cursor: pointer; }
 @media (max-width: 32rem) { body { font-size: 15px; } main { padding-top: 1.25rem; } h1 { font-size: 1.5rem; }
   .tiles { grid-template-columns: repeat(auto-fill, minmax(calc(.7 * var(--tile)), 1fr)); }
@@ -149,6 +164,38 @@ def heat_table(shares: Sequence[Sequence[float]]) -> str:
             cells.append(f'<td style="{style}">{share:.0%}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="heatbox"><table class="heat">{"".join(rows)}</table></div>'
+
+
+def confusion_table(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    """Counts with true labels down and given ones across, shaded by the share of their row; right ones in blue."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = []
+    for true, (name, row) in enumerate(zip(names, counts, strict=True)):
+        total, cells = max(sum(row), 1), []
+        for called, count in enumerate(row):
+            colour = "var(--first)" if called == true else "var(--second)"
+            # a rare mistake must still be seen
+            tint = round(100 * count / total) if called == true else min(100, round(100 * (count / total) ** 0.5))
+            tint = max(tint, 8) if count else 0
+            style = f"background: color-mix(in srgb, {colour} {tint}%, var(--card))"
+            ink = "var(--paper)" if called == true else "#1d1f23"  # on blue, and on orange, in light and in dark
+            style += f"; color: {ink}" if tint > 55 else ""
+            title = escape(f"{name} called {names[called]}: {count:,}")
+            cells.append(f'<td style="{style}" title="{title}">{count if count else ""}</td>')
+        rows.append(f"<tr><th>{escape(name)}</th>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table class="confusion"><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def grid_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns under headings; numbers end at one place."""
+    first = "".join(f"<th>{escape(word)}</th>" for word in head)
+    inner = "".join(f"<tr>{''.join(f'<td>{escape(word)}</td>' for word in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="grid"><tr>{first}</tr>{inner}</table></div>'
+
+
+def named(picture: str, text: str, wrong: bool = False) -> str:
+    """A picture with a line of HTML below it."""
+    return f'<div class="named{" wrong" if wrong else ""}">{picture}<span>{text}</span></div>'
 
 
 def paragraphs(lines: Iterable[str]) -> str:

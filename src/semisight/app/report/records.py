@@ -16,6 +16,11 @@ _TERMS = (
     ("kl_s", "KL of s", "nats spent on what is there"),
     ("kl_z", "KL of z", "nats spent on where it is"),
     ("side", "Side term", "labels and captions"),
+    ("error", "Error on held-out labels", "percent"),
+    ("nll", "Doubt on held-out labels", "mean of -log p(label) in nats; the weights with the least are kept"),
+    ("label", "Labels", "log-probability of the known labels, images moved; higher is better"),
+    ("agreement", "Agreement", "nats that codes of one image, moved in two ways, share"),
+    ("latent", "Probable labels", "log-probability of what the graph of codes says about unlabelled images"),
     ("alpha0", "alpha0", "precision: 1 / variance of what is left to chance"),
     ("rate", "Learning rate", ""),
 )
@@ -69,6 +74,7 @@ def settings(m: Material) -> Section:
         ("architecture", "; ".join(describe_architecture(run.architecture))),
         ("model", ", ".join(f"{name} {meta['about'][name]}" for name in ("pooling", "gradient", "alpha0"))
          + f", nonlinearity {run.architecture.nonlinearity}"),
+        *_labels(m),
         ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
         ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
         ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
@@ -81,6 +87,20 @@ def settings(m: Material) -> Section:
     body += f"<details><summary>All settings of the training</summary>{page.table(everything)}</details>"
     body += f"<details><summary>Versions</summary>{page.table(versions)}</details>"
     return Section("settings", "Settings and data", "", body)
+
+
+def _labels(m: Material) -> list[tuple[str, str]]:
+    if m.labels is None:
+        return []
+    of, data = m.labels.classifier, m.record.settings
+    origin = data.labels or ("a class per folder" if data.class_per_folder else "carried by the set")
+    hidden = f", all but {data.labels_per_class} per class hidden" if data.labels_per_class else ""
+    how = of.settings
+    pull = "unlabelled images pull" if how.pull else "no pull"
+    return [
+        ("labels", f"{origin}{hidden}: {of.n_labelled:,} to learn from, {of.n_held_out:,} held out"),
+        ("label model", f"{how.head}, xi {how.xi}, {pull}, {how.labelled_per_batch} labelled in a batch"),
+    ]
 
 
 def _skipped(data: DataRecord) -> str:

@@ -7,7 +7,7 @@ import torch
 from semisight.app.report import page
 from semisight.app.report.charts import nats
 from semisight.app.report.material import Material, tile, tile_width
-from semisight.app.report.observe import plain_words
+from semisight.app.report.observe import bits, plain_words
 from semisight.app.report.page import Section
 
 _PAIRS, _SAMPLES = 24, 48
@@ -20,13 +20,14 @@ def learned(m: Material) -> Section:
         (nats(n.after["bound"]), f"nats per image is the bound; it was {nats(n.before['bound'])} before training"),
         (nats(n.mean_image_bound), "nats per image the mean image alone would reach"),
         (f"{n.used_code:,} of {n.code_size:,}", "numbers of the code are in use"),
-        (f"{n.after['kl_s'] / math.log(2):,.0f} bits", "per image say what is there (the code s)"),
-        (f"{n.after['kl_z'] / math.log(2):,.0f} bits", "per image say where it is (the places z)"),
+        (bits(n.after["kl_s"] / math.log(2)), "per image say what is there (the code s)"),
+        (bits(n.after["kl_z"] / math.log(2)), "per image say where it is (the places z)"),
     ]
     if m.run.model.pooling == "max":
         entries = [entry for entry in entries if "places z" not in entry[1]]
     warning = "" if m.same_images else _changed_images()
-    return Section("learned", "What was learned", "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
+    title = "What was learned" if m.labels is None else "What was learned about the images"
+    return Section("learned", title, "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
 
 
 def _changed_images() -> str:

@@ -1,0 +1,56 @@
+"""`semisight reproduce` at smoke size: rows are added once, mistakes are told."""
+
+from pathlib import Path
+
+import pytest
+
+from semisight.app.reproduce import EXPERIMENTS, Request, numbers
+from semisight.errors import UserError
+from semisight.experiments import results
+from tests.app.commands import ok, refused
+
+
+def test_a_row_is_measured_once(tmp_path: Path) -> None:
+    command = ["reproduce", "table2", "--smoke", "--rows", "tsvm", "--n", "5,8", "--out", tmp_path / "table2.csv"]
+    out = ok(*command)
+    assert "table2 tsvm N=5 error seed 0" in out
+    assert f"2 rows added to {tmp_path / 'table2.csv'}" in out
+    assert [(row.row, row.N, row.seed) for row in results.read(tmp_path / "table2.csv")] == [
+        ("tsvm", "5", 0),
+        ("tsvm", "8", 0),
+    ]
+    assert "Nothing to do" in ok(*command)
+    assert "1 row added" in ok(*command[:5], "--n", "5", "--splits", "0,1", "--out", tmp_path / "table2.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["tabel2", "--smoke"], "did you mean 'table2'"),
+        (["table2", "--smoke", "--rows", "svm"], "no row 'svm' in Table 2"),
+        (["table2", "--smoke", "--n", "ten"], "--n takes whole numbers"),
+        (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
+        (["table2"], "--data FOLDER"),
+        (["table2", "--data", "nowhere"], "there is nothing at nowhere"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str], fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fragment in refused("reproduce", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_help_names_every_experiment() -> None:
+    text = " ".join(ok("reproduce", "--help").split())
+    for name in EXPERIMENTS:
+        assert name in text
+
+
+def test_numbers_and_places() -> None:
+    assert numbers("0, 1,2", "--n") == (0, 1, 2)
+    with pytest.raises(UserError, match="--n takes"):
+        numbers("-1", "--n")
+    assert Request(None).file("table2") == Path("results/table2.csv")
+    assert Request(None, smoke=True).source() == "builtin:digits"
