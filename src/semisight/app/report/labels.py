@@ -23,8 +23,9 @@ def overview(m: Material) -> Section:
     of, classifier = seen.evaluation, seen.classifier
     entries = [
         (f"{int(seen.labelled.sum()):,}", f"labels of {len(classifier.class_names)} classes were learned from"),
-        (f"{seen.n_unlabelled:,}", "images without a label were learned from"),
     ]
+    if seen.n_unlabelled:
+        entries.append((f"{seen.n_unlabelled:,}", "images without a label were learned from"))
     if of is not None:
         entries += [
             (f"{of.error:.1%}", f"error, on {of.n:,} images that were not learned from"),
@@ -110,15 +111,17 @@ def certainty(m: Material) -> Section:
     n = min(_CERTAIN, len(order) // 2) or len(order)
     most, least = order[:n], order[len(order) - n :].flip(0)
     known = bool((seen.truth >= 0).any())
+    longest = max(map(len, seen.classifier.class_names))
+    width = tile_width(m) if longest <= 3 else "7rem"  # a name needs its place
     mark = " A wrong label is marked, and the right one follows." if known else ""
     body = "".join(
-        f"<h3>{title}</h3>" + page.figure(page.tiles([_guess(seen, int(i)) for i in which], tile_width(m)), caption)
+        f"<h3>{title}</h3>" + page.figure(page.tiles([_guess(seen, int(i)) for i in which], width), caption)
         for title, which, caption in (
             (
                 "Most certain",
                 most,
-                "The label, its probability, and how much its decision value varies over codes of the image (standard "
-                f"deviation).{mark}",
+                "The label, its probability, and in brackets its spread: how much its decision value varies over codes "
+                f"of the image.{mark}",
             ),
             (
                 "Least certain",
@@ -137,10 +140,11 @@ def _guess(seen: LabelsSeen, i: int) -> str:
     truth, spread = int(seen.truth[i]), float(seen.classified.spread[i])
     wrong = truth >= 0 and truth != label
     image = seen.shown.batch(seen.classified.label.new_tensor([i]))[0]
-    right = f" (is {names[truth]})" if wrong else ""
-    hint = f"{seen.shown.names[i]}: {names[label]}, probability {probability:.3f}, spread {spread:.3f}{right}"
-    text = f"<b>{escape(names[label])}</b>{escape(right)} {probability:.0%}<br><i>spread {spread:.2g}</i>"
-    return page.named(tile(image, hint), text, wrong)
+    right = f"is {names[truth]}" if wrong else ""
+    hint = f"{seen.shown.names[i]}: {names[label]}, probability {probability:.3f}, spread {spread:.3f}"
+    text = f"<b>{escape(names[label])}</b><br>{probability:.0%} <i>({spread:.2g})</i>"
+    text += f"<br>{escape(right)}" if wrong else ""
+    return page.named(tile(image, f"{hint}; {right}" if wrong else hint), text, wrong)
 
 
 def few_labels(m: Material) -> Section:

@@ -44,7 +44,7 @@ img.sharp { image-rendering: crisp-edges; image-rendering: pixelated; }
   padding: .75rem; display: flex; flex-direction: column; justify-content: space-between; }
 .charts figcaption { margin: 0 0 .35rem; color: var(--ink); }
 .charts small { color: var(--soft); }
-svg.chart { display: block; width: 100%; height: auto; }
+svg.chart { display: block; width: 100%; max-width: 26rem; height: auto; }
 svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
