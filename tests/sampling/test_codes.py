@@ -10,7 +10,17 @@ from semisight.model.image_encoder import flat_code, maps_of_code
 from semisight.model.labels import BayesianSVM, one_versus_all
 from semisight.sampling import codes as module
 from semisight.sampling.codes import CodePrior, draw_code, label_prior, standard_prior
-from tests.sampling.oracle import DEEP, TINY, draw_images, exact_posterior, generator, hot, random_places, tiny_decoder
+from tests.sampling.oracle import (
+    DEEP,
+    ONE_Z,
+    TINY,
+    draw_images,
+    exact_posterior,
+    generator,
+    hot,
+    random_places,
+    tiny_decoder,
+)
 
 
 def label_head(codes: int, bias: bool = True) -> BayesianSVM:
@@ -37,74 +47,91 @@ def log_joint(
     return value - (head.gamma * y.abs() * (1 + lam - y * f).square() / (2 * lam)).sum()
 
 
+@pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("block", [1024, 1], ids=["at once", "map by map"])
 @pytest.mark.parametrize("architecture", [*TINY.values(), DEEP], ids=[*TINY, "deep"])
-def test_precision_and_slope_are_those_of_the_log_joint(
-    architecture: Architecture, block: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+def test_mean_and_covariance_are_those_of_the_log_joint(
+    architecture: Architecture, bias: bool, labelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = tiny_decoder(architecture)
-    x = draw_images(decoder, 2).permute(1, 2, 3, 0).contiguous()
-    s = torch.randn(*architecture.code_shape, 2, generator=generator(1), dtype=torch.float64)
-    places = random_places(architecture, 2, generator(2))
-    head = label_head(architecture.code_size, bias)
-    labels = torch.tensor([2, -1])
-    lam = torch.rand(2, 3, generator=generator(4), dtype=torch.float64) + 0.1
+    """Exact, without sampling: a draw is affine in its noise, so the same image with unit noises spells out both."""
+    decoder, head = tiny_decoder(architecture), label_head(architecture.code_size, bias)
+    size, classes = architecture.code_size, 3
+    copies = 1 + size + classes
+    x = draw_images(decoder, 1).permute(1, 2, 3, 0)
+    s = torch.randn(*architecture.code_shape, 1, generator=generator(1), dtype=torch.float64)
+    places = random_places(architecture, 1, generator(2))
+    labels = torch.tensor([2 if labelled else -1])
+    lam = torch.rand(1, classes, generator=generator(4), dtype=torch.float64) + 0.1
     alpha0 = decoder.log_alpha0.detach().exp()
+    units = torch.eye(copies, dtype=torch.float64)
+    noises = iter([units[:, 1 : 1 + size], units[:, 1 + size :]])
+    monkeypatch.setattr(torch, "randn", lambda shape, **_: next(noises).clone())
     with torch.no_grad():
-        residual = x - decoder(s, hot(architecture, places)).mean
-    seen: list[tuple[Tensor, Tensor]] = []
+        residual = (x - decoder(s, hot(architecture, places)).mean).repeat(1, 1, 1, copies)
+    prior = label_prior(decoder, head, labels.repeat(copies), lam.repeat(copies, 1))
+    many = tuple(p.repeat(1, 1, 1, copies) for p in places)
+    drawn = flat_code(draw_code(decoder, residual, s.repeat(1, 1, 1, copies), many, prior, alpha0, generator()))
+    monkeypatch.undo()
 
-    def stay(root: Tensor, slope: Tensor, noise: Tensor) -> Tensor:
-        seen.append((root @ root.transpose(1, 2), slope.clone()))
-        return torch.zeros_like(slope)
-
-    monkeypatch.setattr(module, "_draw", stay)
-    prior = label_prior(decoder, head, labels, lam)
-    same = draw_code(decoder, residual, s, places, prior, alpha0, generator(), largest_block=block)
-    assert torch.equal(same, s)
-    y = one_versus_all(labels, 3).double()
-    for n in range(2):
-        one = tuple(p[..., n : n + 1] for p in places)
-
-        def value(code: Tensor, n: int = n, one: tuple[Tensor, ...] = one) -> Tensor:
-            return log_joint(decoder, x[..., n : n + 1], code, one, head, y[n], lam[n])
-
-        code = flat_code(s)[n]
-        gradient = torch.autograd.functional.jacobian(value, code)
-        hessian = torch.autograd.functional.hessian(value, code)
-        slope = torch.cat([part[1][n] for part in seen])
-        torch.testing.assert_close(slope, gradient, rtol=1e-9, atol=1e-10)
-        size = seen[0][0].shape[1]
-        assert size == (architecture.code_size if block > 1 else architecture.code_size // architecture.code_shape[0])
-        for number, (precision, _) in enumerate(seen):
-            at = slice(number * size, (number + 1) * size)
-            torch.testing.assert_close(precision[n], -hessian[at, at], rtol=1e-9, atol=1e-10)
-
-
-def test_draws_have_the_mean_and_covariance_of_the_gaussian() -> None:
-    """Exact, without sampling: a draw is affine in its noise, so unit noises spell out mean and covariance."""
-    root = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
-    precision = root @ root.T + torch.eye(5, dtype=torch.float64)
-    slope = torch.randn(5, generator=generator(2), dtype=torch.float64)
-    noise = torch.cat([torch.zeros(1, 5), torch.eye(5)]).double()
-    drawn = module._draw(torch.linalg.cholesky(precision).expand(6, 5, 5), slope.expand(6, 5), noise)
-    torch.testing.assert_close(drawn[0], torch.linalg.solve(precision, slope))
+    y = one_versus_all(labels, classes).double()
+    code = flat_code(s)[0]
+    arguments = (places, head, y[0], lam[0])
+    slope = torch.autograd.functional.jacobian(lambda c: log_joint(decoder, x, c, *arguments), code)
+    precision = -torch.autograd.functional.hessian(lambda c: log_joint(decoder, x, c, *arguments), code)
+    torch.testing.assert_close(drawn[0], code + torch.linalg.solve(precision, slope), rtol=1e-8, atol=1e-9)
     moved = drawn[1:] - drawn[0]
-    torch.testing.assert_close(moved.T @ moved, torch.linalg.inv(precision))
+    torch.testing.assert_close(moved.T @ moved, torch.linalg.inv(precision), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        residual, x - decoder(maps_of_code(drawn, architecture), hot(architecture, many)).mean.detach()
+    )
+
+
+@pytest.mark.parametrize("architecture", list(TINY.values()), ids=list(TINY))
+def test_map_by_map_goes_to_the_same_mean(architecture: Architecture) -> None:
+    """Without noise, drawing in parts is the Gauss-Seidel method: its limit is the mean of the whole."""
+    decoder, head = tiny_decoder(architecture), label_head(architecture.code_size)
+    x = draw_images(decoder, 2).permute(1, 2, 3, 0).contiguous()
+    places = random_places(architecture, 2, generator(2))
+    lam = torch.rand(2, 3, generator=generator(4), dtype=torch.float64) + 0.1
+    prior = label_prior(decoder, head, torch.tensor([1, -1]), lam)
+    alpha0 = decoder.log_alpha0.detach().exp()
+    results = []
+    for block, steps in ((1024, 1), (1, 500)):
+        s = torch.zeros(*architecture.code_shape, 2, dtype=torch.float64)
+        with torch.no_grad():
+            residual = x - decoder(s, hot(architecture, places)).mean
+        for _ in range(steps):
+            s = draw_code(decoder, residual, s, places, prior, alpha0, None, largest_block=block)
+        results.append(s)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
+
+
+def test_a_label_that_pins_the_code_does_so_in_float32() -> None:
+    """lambda of 1e-12: beta's must come out as observed, and the draw must stay finite."""
+    decoder, head = tiny_decoder(ONE_Z).float(), label_head(ONE_Z.code_size).float()
+    x = draw_images(tiny_decoder(ONE_Z), 50).permute(1, 2, 3, 0).float().contiguous()
+    places = random_places(ONE_Z, 50, generator(2))
+    lam = torch.full((50, 3), 1e-12)
+    s = torch.randn(*ONE_Z.code_shape, 50, generator=generator(1))
+    with torch.no_grad():
+        residual = x - decoder(s, tuple(z.float() for z in hot(ONE_Z, places))).mean
+        prior = label_prior(decoder, head, torch.zeros(50, dtype=torch.int64), lam)
+        drawn = draw_code(decoder, residual, s, places, prior, decoder.log_alpha0.exp(), generator(3))
+        f = head.scores(flat_code(drawn))
+    expected = one_versus_all(torch.zeros(50, dtype=torch.int64), 3).float()
+    torch.testing.assert_close(f, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_float32_that_cannot_factor_the_precision_falls_back_to_float64() -> None:
     direction = torch.randn(1, 40, 1, generator=generator(1))
     a = direction @ torch.randn(1, 1, 30, generator=generator(2))  # all units paint the same picture
-    prior, alpha0 = CodePrior(torch.ones(1, 30), torch.zeros(1, 30)), torch.tensor(1e7)
+    alpha0 = torch.tensor(1e7)
     _, failed = torch.linalg.cholesky_ex(alpha0 * a.transpose(1, 2) @ a + torch.eye(30))
     assert int(failed) != 0
-    root = module._root(a, alpha0, prior, slice(0, 30))
+    root = module._root(a, alpha0, torch.ones(1, 30))
     assert root.dtype == torch.float64
-    drawn = module._draw(root, torch.ones(1, 30), torch.zeros(1, 30))
-    exact = torch.linalg.solve(alpha0 * a[0].double().T @ a[0].double() + torch.eye(30), torch.ones(30).double())
-    torch.testing.assert_close(drawn[0], exact.float(), rtol=1e-3, atol=1e-3)
+    exact = alpha0 * a[0].double().T @ a[0].double() + torch.eye(30)
+    torch.testing.assert_close(root[0] @ root[0].T, exact, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("architecture", list(TINY.values()), ids=list(TINY))
@@ -125,8 +152,11 @@ def test_the_conditional_mean_is_that_of_the_enumerated_posterior(architecture: 
 
 def test_another_gaussian_prior_for_every_image() -> None:
     """What annealing needs: diagonal and linear terms that differ between images."""
-    prior = CodePrior(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.5, 0.0], [1.0, -1.0]]))
-    precision = torch.zeros(2, 2, 2)
-    prior.add_to(precision, slice(0, 2))
-    assert precision[1].tolist() == [[3.0, 0.0], [0.0, 4.0]]
-    assert prior.rows(slice(1, 2)).times(torch.ones(1, 2)).tolist() == [[3.0, 4.0]]
+    decoder = tiny_decoder(ONE_Z, alpha0=1e-12)  # the image says nothing
+    diagonal = torch.rand(4, ONE_Z.code_size, generator=generator(1), dtype=torch.float64) + 0.5
+    linear = torch.randn(4, ONE_Z.code_size, generator=generator(2), dtype=torch.float64)
+    s = torch.zeros(*ONE_Z.code_shape, 4, dtype=torch.float64)
+    places, residual = random_places(ONE_Z, 4, generator(3)), torch.zeros(*ONE_Z.image_shape, 4, dtype=torch.float64)
+    alpha0 = decoder.log_alpha0.detach().exp()
+    drawn = draw_code(decoder, residual, s, places, CodePrior(diagonal, linear), alpha0, None)
+    torch.testing.assert_close(flat_code(drawn), linear / diagonal)

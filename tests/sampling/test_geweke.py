@@ -23,7 +23,6 @@ from semisight.model.image_decoder import ImageDecoder
 from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.model.pooling import NAIVE
 from semisight.sampling import codes, latents, parameters, places
-from semisight.sampling.dictionaries import Solver
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.latents import Latents, SweepOptions
 from semisight.sampling.parameters import Priors
@@ -35,9 +34,7 @@ PRIORS = Priors(dictionary_precision=1.0, bias_mean=0.3, bias_precision=2.0, alp
 LABELS = torch.tensor([0, 1, -1])
 N, CLASSES = 3, 2
 GAMMA = (0.4, 1.5)
-CONFIG = GibbsConfig(
-    priors=PRIORS, options=SweepOptions(largest_block=1), solver=Solver(tolerance=1e-7, most_steps=200)
-)
+CONFIG = GibbsConfig(priors=PRIORS, options=SweepOptions(largest_block=1))
 SWEEPS = 6
 
 
@@ -193,8 +190,8 @@ def _blind(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wide(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """s drawn with twice the spread."""
-    return lambda root, slope, noise: original(root, slope, 2.0 * noise)
+    """s drawn from half the precision."""
+    return lambda a, alpha0, diagonal: 0.5**0.5 * original(a, alpha0, diagonal)
 
 
 def _shape(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -202,10 +199,10 @@ def _shape(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda squares, n, priors, random: original(squares, 1.2 * n, priors, random)
 
 
-def _precision(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Dictionaries that forget two thirds of their prior."""
+def _precision(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Dictionaries above the first that forget two thirds of their prior."""
 
-    def broken(decoder: Any, index: int, batches: Any, precision: float, *rest: Any) -> Any:
+    def broken(decoder: Any, index: int, batches: Any, precision: float, *rest: Any) -> Tensor:
         return original(decoder, index, batches, precision / 3, *rest)
 
     return broken
@@ -224,9 +221,9 @@ def _printed(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 BROKEN: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "z nearest: forgets its own value": (places, "_overlaps", _forgetful),
     "z above: blind to the image": (latents, "draw_places_above", _blind),
-    "s: too wide": (codes, "_draw", _wide),
+    "s: too wide": (codes, "_root", _wide),
     "alpha0: wrong shape": (parameters, "draw_alpha0", _shape),
-    "dictionaries: wrong prior": (parameters, "draw_dictionary", _precision),
+    "dictionaries: wrong prior": (parameters, "draw_dictionary_above", _precision),
     "bias: not drawn": (parameters, "draw_bias", _still),
     "lambda: shape 1": (labels_module, "draw_lambda", _printed),
 }

@@ -14,10 +14,11 @@ from semisight.model.architecture import Architecture
 from semisight.model.image_decoder import ImageDecoder
 from semisight.model.image_encoder import flat_code, maps_of_code
 from semisight.model.labels import BayesianSVM
-from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.dictionaries import Completed
+from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions
 from semisight.sampling.mcem import MCEM, Iteration, MCEMConfig, maximise_beta
-from semisight.sampling.parameters import Priors, update_parameters
+from semisight.sampling.parameters import Priors, maximise_parameters
 from semisight.sampling.top_map import MapConfig, map_codes, sampled_gradient
 from tests.sampling.oracle import (
     ONE_Z,
@@ -62,7 +63,7 @@ def exact_expectation(decoder: ImageDecoder, images: Tensor) -> list[Completed]:
 
 def exact_em(decoder: ImageDecoder, images: Tensor) -> None:
     expectation = exact_expectation(decoder, images)
-    update_parameters(decoder, lambda: expectation, PRIORS, None, SOLVER)
+    maximise_parameters(decoder, lambda: expectation, PRIORS, SOLVER)
 
 
 @pytest.mark.parametrize("architecture", [ONE_Z, TWO_Z], ids=["one z", "two z"])

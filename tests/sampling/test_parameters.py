@@ -13,15 +13,19 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_decoder import ImageDecoder
-from semisight.sampling.dictionaries import Completed, Solver, draw_dictionary, picture, unpooled_maps
-from semisight.sampling.parameters import Priors, draw_alpha0, draw_bias, update_parameters
+from semisight.sampling import dictionaries_above
+from semisight.sampling.dictionaries import Completed, draw_nearest_dictionary, picture, unpooled_maps
+from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above
+from semisight.sampling.parameters import Priors, draw_alpha0, draw_bias, maximise_parameters
 from tests.sampling.oracle import DEEP, NO_Z, ONE_Z, SAME, TWO_Z, draw_images, generator, random_places, tiny_decoder
 
 EXACT = Solver(tolerance=1e-13, most_steps=2000)
-GRADIENTS = Solver(tolerance=1e-13, most_steps=2000, largest_system=0)
 # Filters larger than the maps they are convolved with: lags beyond the map's own size.
 WIDE = Architecture((2, 5, 6), (Layer(2, 4, 1), Layer(2, 2)))
-CASES = [(ONE_Z, 0), (ONE_Z, 1), (TWO_Z, 0), (TWO_Z, 1), (TWO_Z, 2), (SAME, 0), (SAME, 1), (NO_Z, 0), (WIDE, 0)]
+# 'same' layers above the first, one of them pooled: the maps below are cropped.
+SAME_ABOVE = Architecture((1, 4, 4), (Layer(2, 2, 2, "same"), Layer(2, 3, 2, "same"), Layer(2, 2, 1, "same")))
+NEAREST = [ONE_Z, TWO_Z, SAME, NO_Z, WIDE]
+ABOVE = [(ONE_Z, 1), (TWO_Z, 1), (TWO_Z, 2), (SAME, 1), (SAME_ABOVE, 1), (SAME_ABOVE, 2), (WIDE, 1)]
 
 
 class Set:
@@ -65,59 +69,102 @@ def dense(case: Set, index: int, precision: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("solver", [EXACT, GRADIENTS], ids=["default", "by gradients"])
-@pytest.mark.parametrize(("architecture", "index"), CASES)
-def test_the_mean_is_that_of_the_dense_regression(
-    architecture: Architecture, index: int, solver: Solver, weighted: bool
+@pytest.mark.parametrize("architecture", NEAREST)
+def test_the_mean_nearest_the_image_is_that_of_the_dense_regression(architecture: Architecture, weighted: bool) -> None:
+    case = Set(architecture, weighted)
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    q, b = dense(case, 0, precision=0.7)
+    found = draw_nearest_dictionary(case.decoder, case, 0.7, alpha0, None)
+    torch.testing.assert_close(found, torch.linalg.solve(q, b).view_as(found), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("architecture", [ONE_Z, SAME])
+def test_draws_nearest_the_image_have_the_covariance_of_the_dense_regression(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact, without sampling: a draw is affine in its noise, so unit noises spell out the covariance."""
+    case = Set(architecture, weighted=True)
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    q, _ = dense(case, 0, precision=0.7)
+    mean = draw_nearest_dictionary(case.decoder, case, 0.7, alpha0, None)
+    covariance = torch.zeros_like(q)
+    for unit in range(len(q)):
+
+        def one_unit(shape: torch.Size, unit: int = unit, **_: Any) -> Tensor:
+            noise = torch.zeros(shape.numel(), dtype=torch.float64)
+            noise[unit] = 1.0
+            return noise.view(shape)
+
+        monkeypatch.setattr(torch, "randn", one_unit)
+        moved = (draw_nearest_dictionary(case.decoder, case, 0.7, alpha0, generator()) - mean).flatten()
+        monkeypatch.undo()
+        covariance += moved[:, None] * moved[None, :]
+    torch.testing.assert_close(covariance, torch.linalg.inv(q), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", ["_by_pairs", "_by_patches"])
+@pytest.mark.parametrize(("architecture", "index"), ABOVE)
+def test_draws_above_are_those_of_dense_gibbs_sampling_element_by_element(
+    architecture: Architecture, index: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same noise through the dense Q: every element given all others, channels outside, maps inside."""
+    case = Set(architecture, weighted=False)
+    decoder, alpha0 = case.decoder, case.decoder.log_alpha0.detach().exp()
+    monkeypatch.setattr(dictionaries_above, "_systems", getattr(dictionaries_above, way))
+    monkeypatch.setattr(dictionaries_above, "_WORK_ELEMENTS", 1)  # image by image: the parts must fit together
+    drawn = draw_dictionary_above(decoder, index, case, 0.7, alpha0, generator(9))
+    q, b = dense(case, index, precision=0.7)
+    shape = decoder.dictionaries[index].shape
+    noise = torch.randn(shape, generator=generator(9), dtype=torch.float64)
+    expected = decoder.dictionaries[index].detach().clone().flatten()
+    number = torch.arange(expected.numel()).view(shape)
+    for c in range(shape[1]):
+        for k in range(shape[0]):
+            at = number[k, c].flatten()
+            root = torch.linalg.cholesky(q[at][:, at])
+            slope = (b - q @ expected)[at]
+            mean = torch.cholesky_solve(slope[:, None], root)[:, 0]
+            spread = torch.linalg.solve_triangular(root.T, noise[k, c].reshape(-1, 1), upper=True)[:, 0]
+            expected[at] += mean + spread
+    torch.testing.assert_close(drawn.flatten(), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_a_share_of_the_channels_is_drawn_and_the_others_stay() -> None:
+    case = Set(ONE_Z, weighted=False)
+    before = case.decoder.dictionaries[1].detach().clone()
+    alpha0 = case.decoder.log_alpha0.detach().exp()
+    drawn = draw_dictionary_above(case.decoder, 1, case, 0.7, alpha0, generator(), share=0.5)
+    assert sorted((drawn != before).flatten(2).any(2).any(0).tolist()) == [False, True]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("architecture", "index"), ABOVE)
+def test_the_maximiser_above_is_that_of_the_dense_regression(
+    architecture: Architecture, index: int, weighted: bool
 ) -> None:
     case = Set(architecture, weighted)
     alpha0 = case.decoder.log_alpha0.detach().exp()
     q, b = dense(case, index, precision=0.7)
-    found = draw_dictionary(case.decoder, index, case, 0.7, alpha0, None, solver)
-    expected = torch.linalg.solve(q, b).view_as(found.dictionary)
-    torch.testing.assert_close(found.dictionary, expected, rtol=1e-7, atol=1e-9)
-    assert (found.steps == 0) == (index == 0 and solver is EXACT)
+    found = maximise_dictionary_above(case.decoder, index, case, 0.7, alpha0, EXACT)
+    torch.testing.assert_close(found, torch.linalg.solve(q, b).view_as(found), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize(("architecture", "index"), [(ONE_Z, 0), (ONE_Z, 1), (SAME, 0)])
-def test_the_draws_have_the_covariance_of_the_dense_regression(
-    architecture: Architecture, index: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exact, without sampling: unit noises, one after the other, through every random number of a draw."""
-    case = Set(architecture, weighted=True, count=2)
-    alpha0 = case.decoder.log_alpha0.detach().exp()
-    q, _ = dense(case, index, precision=0.7)
-    mean = draw_dictionary(case.decoder, index, case, 0.7, alpha0, None, EXACT).dictionary
-    total, covariance, unit = 1, torch.zeros_like(q), 0
-    while unit < total:
-        asked = 0
-
-        def one_unit(*shape: Any, unit: int = unit, **_: Any) -> Tensor:
-            nonlocal asked
-            noise = torch.zeros(*shape, dtype=torch.float64).flatten()
-            if asked <= unit < asked + len(noise):
-                noise[unit - asked] = 1.0
-            asked += len(noise)
-            return noise.view(*shape)
-
-        monkeypatch.setattr(torch, "randn", one_unit)
-        drawn = draw_dictionary(case.decoder, index, case, 0.7, alpha0, generator(), EXACT).dictionary
-        monkeypatch.undo()
-        moved = (drawn - mean).flatten()
-        covariance += moved[:, None] * moved[None, :]
-        total, unit = asked, unit + 1
-    torch.testing.assert_close(covariance, torch.linalg.inv(q), rtol=1e-6, atol=1e-8)
-
-
-def test_a_loose_tolerance_says_what_it_left() -> None:
+def test_every_step_of_the_maximiser_raises_the_quadratic() -> None:
     case = Set(DEEP, weighted=False)
     alpha0 = case.decoder.log_alpha0.detach().exp()
-    loose = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-2))
-    tight = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-8))
-    capped = draw_dictionary(case.decoder, 2, case, 1.0, alpha0, None, Solver(tolerance=1e-8, most_steps=2))
-    assert loose.left <= 1e-2 < capped.left
-    assert tight.left <= 1e-8 and tight.steps > loose.steps
-    assert capped.steps == 2
+    q, b = dense(case, 2, precision=1.0)
+
+    def value(dictionary: Tensor) -> float:
+        d = dictionary.flatten()
+        return float(b @ d - 0.5 * d @ q @ d)
+
+    values = [value(case.decoder.dictionaries[2].detach())]
+    for steps in (1, 2, 5, 20):
+        solver = Solver(tolerance=1e-9, most_steps=steps)
+        values.append(value(maximise_dictionary_above(case.decoder, 2, case, 1.0, alpha0, solver)))
+    assert all(after > before for before, after in itertools.pairwise(values))
+    with pytest.raises(UserError, match="tolerance"):
+        Solver(tolerance=0.0)
 
 
 def test_alpha0_is_drawn_from_its_gamma() -> None:
@@ -155,7 +202,7 @@ def test_maximising_in_turn_only_rises(architecture: Architecture) -> None:
     decoder, priors = case.decoder, Priors(0.5, 0.3, 2.0, 1.5, 0.7)
     values = [log_joint(decoder, case, priors)]
     for _ in range(5):
-        update_parameters(decoder, case, priors, None, Solver(tolerance=1e-6))
+        maximise_parameters(decoder, case, priors, Solver(tolerance=1e-6, most_steps=5))
         values.append(log_joint(decoder, case, priors))
     assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
     assert values[-1] > values[0] + 1
@@ -166,7 +213,7 @@ def test_bias_and_alpha0_end_where_the_gradient_of_the_log_joint_is_zero() -> No
     case = Set(ONE_Z, weighted=True)
     decoder, priors = case.decoder, Priors(0.5, 0.3, 2.0, 1.5, 0.7)
     for _ in range(15):
-        update_parameters(decoder, case, priors, None, EXACT)
+        maximise_parameters(decoder, case, priors, EXACT)
     total = priors.log_density(decoder)
     for batch in case():
         total = total + (batch.weights() * decoder.log_prob(batch.x, decoder(batch.s, batch.z(decoder)).mean)).sum()

@@ -1,9 +1,13 @@
 """Conditional of s: Gaussian, because X is linear in s given z and (28) is Gaussian in s given lambda and beta.
 
-    s | rest ~ N(s' + Q^-1 gradient, Q^-1),    Q = prior precision + alpha0 A(z)'A(z)
+    s | rest ~ N(s' + Q^-1 slope, Q^-1),    Q = prior precision + alpha0 A(z)'A(z)
 
-with the gradient of the log-posterior taken at the current s': the same formula serves the whole code at once and, with
-Q and the gradient restricted to some of its maps, a part of it given the rest. z differs between images, and so Q does.
+with the slope of the log-posterior taken at the current s': the same formula serves the whole code at once and, with
+Q and the slope restricted to some of its maps, a part of it given the rest. z differs between images, and so Q does.
+
+Labels: in s, (28) is an observation y (1 + lambda) - bias of beta's with variance lambda / gamma. lambda may be as
+small as 1e-12, and gamma / lambda in Q would drown everything else; so a draw without labels is made first and then
+moved by what the observations say against it (Matheron's rule), which is exact and only solves a C x C system.
 """
 
 from dataclasses import dataclass
@@ -21,34 +25,29 @@ _MATRIX_ELEMENTS = 8_000_000  # of A(z) for the images worked on at a time
 
 
 @dataclass(frozen=True)
-class CodePrior:
-    """log p(s) = -s'Ps/2 + linear's, P = diag(diagonal) + beta diag(weight) beta': a Gaussian for every image.
+class Observed:
+    """beta's seen as `target` with noise of that variance, where `known`: what labels say of the codes."""
 
-    Without labels P is the identity; with them weight = gamma / lambda, image by image.
-    """
+    beta: Tensor  # [J, C]
+    target: Tensor  # [B, C]
+    variance: Tensor  # [B, C]
+    known: Tensor  # [B], bool
+
+    def rows(self, images: slice) -> "Observed":
+        return Observed(self.beta, self.target[images], self.variance[images], self.known[images])
+
+
+@dataclass(frozen=True)
+class CodePrior:
+    """log p(s) = -sum_j diagonal_j s_j^2 / 2 + linear's, image by image, and labels where there are any."""
 
     diagonal: Tensor  # [B, J]
     linear: Tensor  # [B, J]
-    weight: Tensor | None = None  # [B, C]
-    beta: Tensor | None = None  # [J, C]
-
-    def times(self, s: Tensor) -> Tensor:
-        """P s for codes [B, J]."""
-        out = self.diagonal * s
-        if self.weight is not None and self.beta is not None:
-            out = out + (self.weight * (s @ self.beta)) @ self.beta.T
-        return out
-
-    def add_to(self, precision: Tensor, units: slice) -> None:
-        """Adds the rows and columns `units` of P to precisions [B, J, J]."""
-        precision.diagonal(dim1=1, dim2=2).add_(self.diagonal[:, units])
-        if self.weight is not None and self.beta is not None:
-            beta = self.beta[units]
-            precision += (beta * self.weight[:, None, :]) @ beta.T
+    labels: Observed | None = None
 
     def rows(self, images: slice) -> "CodePrior":
-        weight = None if self.weight is None else self.weight[images]
-        return CodePrior(self.diagonal[images], self.linear[images], weight, self.beta)
+        labels = None if self.labels is None else self.labels.rows(images)
+        return CodePrior(self.diagonal[images], self.linear[images], labels)
 
 
 def standard_prior(decoder: ImageDecoder, batch: int) -> CodePrior:
@@ -65,10 +64,9 @@ def label_prior(decoder: ImageDecoder, head: BayesianSVM, labels: Tensor, lam: T
     """
     plain = standard_prior(decoder, len(labels))
     y = one_versus_all(labels, head.n_classes).to(lam.dtype)
-    weight = head.gamma * y.abs() / lam.clamp_min(SMALLEST_LAMBDA)
     bias = torch.zeros_like(head.gamma) if head.scores.bias is None else head.scores.bias
-    beta = head.scores.beta.detach()
-    return CodePrior(plain.diagonal, (weight * (y * (1 + lam) - bias)) @ beta.T, weight, beta)
+    observed = Observed(head.scores.beta.detach(), y * (1 + lam) - bias, lam / head.gamma, labels >= 0)
+    return CodePrior(plain.diagonal, plain.linear, observed)
 
 
 @torch.no_grad()
@@ -88,43 +86,58 @@ def draw_code(
     """
     code = flat_code(s).clone(memory_format=torch.contiguous_format)  # [B, J]
     left = residual.flatten(0, 2).T.clone(memory_format=torch.contiguous_format)  # [B, pixels]
-    noise = torch.zeros_like(code)
-    if generator is not None:
-        noise = torch.randn(code.shape, generator=generator, dtype=code.dtype).to(code.device)
+    noise = _normal(code, generator)
     maps, h, w = decoder.architecture.code_shape
     group = max(1, largest_block // (h * w))
     for first in range(0, maps, group):
         chosen = slice(first, min(first + group, maps))
         units = slice(chosen.start * h * w, chosen.stop * h * w)
+        label_noise = None if prior.labels is None else _normal(prior.labels.target, generator)
         step = max(1, _MATRIX_ELEMENTS // (left.shape[1] * (units.stop - units.start)))
         for start in range(0, len(code), step):
             images = slice(start, min(start + step, len(code)))
             a = paint_code(decoder, tuple(p[..., images] for p in places), chosen)
             a = a.expand(images.stop - start, -1, -1)  # without z all images share A
             here = prior.rows(images)
-            slope = (here.linear - here.times(code[images]))[:, units]
+            slope = (here.linear - here.diagonal * code[images])[:, units]
             slope = slope + alpha0 * torch.bmm(left[images, None], a)[:, 0]
-            change = _draw(_root(a, alpha0, here, units), slope, noise[images, units])
+            root = _root(a, alpha0, here.diagonal[:, units])
+            columns = torch.linalg.solve_triangular(root, slope[..., None].to(root.dtype), upper=False)
+            columns = columns + noise[images, units, None]
+            if here.labels is not None and label_noise is not None:
+                columns = _condition(columns, root, here.labels, code[images], units, label_noise[images])
+            change = torch.linalg.solve_triangular(root.transpose(1, 2), columns, upper=True)[..., 0].to(code.dtype)
             code[images, units] += change
             left[images] -= torch.bmm(a, change[..., None])[..., 0]
     residual.copy_(left.T.view(residual.shape))
     return maps_of_code(code, decoder.architecture)
 
 
-def _root(a: Tensor, alpha0: Tensor, prior: CodePrior, units: slice) -> Tensor:
-    """The Cholesky factor of Q, [B, J, J]."""
+def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.zeros_like(like)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _root(a: Tensor, alpha0: Tensor, diagonal: Tensor) -> Tensor:
+    """The Cholesky factor of diag + alpha0 A'A, [B, J, J]."""
     precision = torch.bmm(a.transpose(1, 2), a).mul_(alpha0)
-    prior.add_to(precision, units)
+    precision.diagonal(dim1=1, dim2=2).add_(diagonal)
     root, failed = torch.linalg.cholesky_ex(precision)
     if not bool(failed.any()):
         return root
     precision = torch.bmm(a.double().transpose(1, 2), a.double()).mul_(alpha0)  # float32 lost the smallest directions
-    prior.add_to(precision, units)
+    precision.diagonal(dim1=1, dim2=2).add_(diagonal)
     return torch.linalg.cholesky(precision)
 
 
-def _draw(root: Tensor, slope: Tensor, noise: Tensor) -> Tensor:
-    """N(Q^-1 slope, Q^-1) from standard normal noise, image by image: [B, J]."""
-    columns = torch.linalg.solve_triangular(root, slope[..., None].to(root.dtype), upper=False)
-    columns = columns + noise[..., None].to(root.dtype)
-    return torch.linalg.solve_triangular(root.transpose(1, 2), columns, upper=True)[..., 0].to(slope.dtype)
+def _condition(columns: Tensor, root: Tensor, labels: Observed, code: Tensor, units: slice, noise: Tensor) -> Tensor:
+    """Moves a draw that saw no labels to one that did; columns [B, J, 1] are the change of s times root'."""
+    beta = labels.beta[units].to(root.dtype).expand(len(code), -1, -1)
+    v = torch.linalg.solve_triangular(root, beta, upper=False).double()  # beta'Q^-1 beta = v'v
+    variance = labels.variance.clamp_min(SMALLEST_LAMBDA).double()
+    expected = (code @ labels.beta).double() + torch.bmm(columns.double().transpose(1, 2), v)[:, 0]
+    surprise = (labels.target - expected - variance.sqrt() * noise) * labels.known[:, None]
+    system = torch.bmm(v.transpose(1, 2), v)
+    system.diagonal(dim1=1, dim2=2).add_(variance)
+    return columns + torch.bmm(v, torch.linalg.solve(system, surprise)[..., None]).to(columns.dtype)

@@ -1,4 +1,4 @@
-"""Conditional of the dictionaries, D(k, l) ~ N(0, 1/precision): a linear regression of the images on the maps.
+"""Conditional of the dictionary nearest the image, D(k, 1) ~ N(0, 1/precision): a regression of images on maps.
 
 Given s, z and the other layers, the picture is linear in the dictionary of one layer, X - bias = J D + noise:
 
@@ -6,17 +6,12 @@ Given s, z and the other layers, the picture is linear in the dictionary of one 
 
 The weights w_n are 1 when sampling; MCEM and exact EM give a completed image the weight of its draw.
 
-nearest the image   Channels have the same Q, of side K k^2, and it is a correlation: the entry of (k, d) and (k', d')
-                    depends on d - d' only, the correlation of maps k and k' at that lag. Summed over images by FFT, it
-                    costs a thousandth of the product of patches. Drawn exactly, by Cholesky.
-above               Channels are coupled through the layers below, and Q is too large to write down. The draw solves
-                    Q D = b + noise with noise ~ N(0, Q), which is easy to draw (Papandreou and Yuille, 2010), by
-                    conjugate gradients to a stated fraction of the posterior's own spread. All channels at once.
-
-Without a generator the noise is left out: the maximiser, for the M-step.
+Nearest the image all channels have the same Q, of side K k^2, and it is a correlation: the entry of (k, d) and (k', d')
+depends on d - d' only, the correlation of maps k and k' at that lag. Summed over images by FFT, it costs a thousandth
+of the product of patches. Drawn exactly, by Cholesky; without a generator, the maximiser. Layers above have a file of
+their own (dictionaries_above.py).
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -50,22 +45,6 @@ class Completed:
 Batches = Callable[[], Iterable[Completed]]  # all images, batch by batch; asked for several times
 
 
-@dataclass(frozen=True)
-class Solver:
-    """`tolerance`: when conjugate gradients stop, as a fraction of the posterior's spread in scaled coordinates."""
-
-    tolerance: float = 1e-3
-    most_steps: int = 200
-    largest_system: int = 4096  # up to this many unknowns per channel Q is written down
-
-
-@dataclass(frozen=True)
-class DrawnDictionary:
-    dictionary: Tensor
-    steps: int = 0  # of conjugate gradients; 0 by Cholesky
-    left: float = 0.0  # what they left, in the units of `tolerance`
-
-
 def picture(decoder: ImageDecoder, index: int, dictionary: Tensor, unpooled: Tensor, z: tuple[Tensor, ...]) -> Tensor:
     """J D: the mean image less the bias, with `dictionary` in the place of layer `index`'s own."""
     layers = decoder.architecture.layers
@@ -88,25 +67,10 @@ def unpooled_maps(decoder: ImageDecoder, index: int, batch: Completed, z: tuple[
     return maps * z[index]
 
 
-def draw_dictionary(
-    decoder: ImageDecoder,
-    index: int,
-    batches: Batches,
-    precision: float,
-    alpha0: Tensor,
-    generator: torch.Generator | None,
-    solver: Solver,
-) -> DrawnDictionary:
-    """The dictionary of layer `index` given everything else; the decoder is left as it was."""
-    maps, _, kernel, _ = decoder.dictionaries[index].shape
-    if index == 0 and maps * kernel * kernel <= solver.largest_system:
-        return DrawnDictionary(_draw_nearest(decoder, batches, precision, alpha0, generator))
-    return _draw_by_gradients(decoder, index, batches, precision, alpha0, generator, solver)
-
-
-def _draw_nearest(
+def draw_nearest_dictionary(
     decoder: ImageDecoder, batches: Batches, precision: float, alpha0: Tensor, generator: torch.Generator | None
 ) -> Tensor:
+    """A new dictionary for the first layer given everything else; the decoder is left as it was."""
     dictionary = decoder.dictionaries[0]
     maps, channels, kernel, _ = dictionary.shape
     size = maps * kernel * kernel
@@ -117,7 +81,7 @@ def _draw_nearest(
         z = batch.z(decoder)
         unpooled = unpooled_maps(decoder, 0, batch, z)
         target = (batch.x - decoder.image_bias.detach()) * batch.weights()
-        cross += _adjoint(decoder, 0, unpooled, z, target)
+        cross += adjoint(decoder, 0, unpooled, z, target)
         u = from_blocks(unpooled, decoder.architecture.layers[0].pool) * batch.weights().sqrt()
         correlations = correlations + _spectrum(u, kernel)
         gram -= _unseen_gram(decoder, u)
@@ -173,81 +137,10 @@ def _unseen_gram(decoder: ImageDecoder, u: Tensor) -> Tensor | float:
     return columns @ columns.T
 
 
-def _adjoint(decoder: ImageDecoder, index: int, unpooled: Tensor, z: tuple[Tensor, ...], target: Tensor) -> Tensor:
+def adjoint(decoder: ImageDecoder, index: int, unpooled: Tensor, z: tuple[Tensor, ...], target: Tensor) -> Tensor:
     """J' target, in the shape of the dictionary."""
     with torch.enable_grad():
         variable = torch.zeros_like(decoder.dictionaries[index]).requires_grad_()
         value = (picture(decoder, index, variable, unpooled, z) * target).sum()
         (gradient,) = torch.autograd.grad(value, variable)
     return gradient
-
-
-def _draw_by_gradients(
-    decoder: ImageDecoder,
-    index: int,
-    batches: Batches,
-    precision: float,
-    alpha0: Tensor,
-    generator: torch.Generator | None,
-    solver: Solver,
-) -> DrawnDictionary:
-    """Conjugate gradients on Q D = b + noise from the current dictionary, each row and channel scaled by its energy."""
-    current = decoder.dictionaries[index].detach()
-    right = torch.zeros_like(current)
-    energy = current.new_zeros(current.shape[0])
-    if generator is not None:
-        right += math.sqrt(precision) * _normal(current, generator)
-    for batch in batches():
-        z, weight = batch.z(decoder), batch.weights()
-        unpooled = unpooled_maps(decoder, index, batch, z)
-        target = alpha0 * weight * (batch.x - decoder.image_bias.detach())
-        if generator is not None:
-            target = target + (alpha0 * weight).sqrt() * _normal(batch.x, generator)
-        right += _adjoint(decoder, index, unpooled, z, target)
-        energy += (unpooled.square() * weight).sum((0, 2, 3, 4))
-
-    def times_q(direction: Tensor) -> Tensor:
-        total = precision * direction
-        for batch in batches():
-            z = batch.z(decoder)
-            unpooled = unpooled_maps(decoder, index, batch, z)
-            with torch.no_grad():
-                out = picture(decoder, index, direction, unpooled, z)
-            total = total + _adjoint(decoder, index, unpooled, z, out * (alpha0 * batch.weights()))
-        return total
-
-    scale = 1 / (precision + alpha0 * energy[:, None] * _energy_below(decoder, index))[:, :, None, None]
-    return _conjugate_gradients(times_q, right, current, scale, solver)
-
-
-def _energy_below(decoder: ImageDecoder, index: int) -> Tensor:
-    """How much a unit of each map below adds to the picture, roughly, [K_{index-1}]: what Q's diagonal scales with."""
-    energy = torch.ones_like(decoder.image_bias[:, 0, 0, 0])
-    for dictionary in decoder.dictionaries[:index]:
-        energy = dictionary.detach().square().sum((2, 3)) @ energy
-    return energy
-
-
-def _conjugate_gradients(
-    times_q: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, scale: Tensor, solver: Solver
-) -> DrawnDictionary:
-    solution = start.clone()
-    left = right - times_q(solution)
-    direction = scaled = scale * left
-    energy = float((left * scaled).sum())
-    unit = math.sqrt(right.numel())  # the noise itself has about this size in scaled coordinates
-    steps = 0
-    while math.sqrt(max(energy, 0.0)) > solver.tolerance * unit and steps < solver.most_steps:
-        image = times_q(direction)
-        length = energy / float((direction * image).sum())
-        solution += length * direction
-        left = left - length * image
-        scaled = scale * left
-        energy, before = float((left * scaled).sum()), energy
-        direction = scaled + (energy / before) * direction
-        steps += 1
-    return DrawnDictionary(solution, steps, math.sqrt(max(energy, 0.0)) / unit)
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -7,8 +7,7 @@
     beta_c, bias_c ~ N(0, I);   y_nc, lambda_nc | s_n     (28), where image n has a label
 
 One sweep draws, each given everything else: z of every layer and s, image by image (latents.py); D layer by layer,
-image bias, alpha0 (parameters.py); lambda and beta (BayesianSVM.gibbs_step). Every conditional is exact; dictionaries
-above the first are exact up to the solver's stated tolerance.
+image bias, alpha0 (parameters.py); lambda and beta (BayesianSVM.gibbs_step). Every conditional is exact.
 
 The weight xi that learning puts on labels raises the pseudo-likelihood (9) to a power, which is a head with gamma times
 xi. A chain works on the decoder and head it is given: they always hold the current draw.
@@ -27,7 +26,7 @@ from semisight.model.image_decoder import ImageDecoder
 from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.sampling import saving
 from semisight.sampling.codes import CodePrior, label_prior, standard_prior
-from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
@@ -37,7 +36,7 @@ from semisight.sampling.latents import (
     slices,
     sweep_latents,
 )
-from semisight.sampling.parameters import ParameterReport, Priors, update_parameters
+from semisight.sampling.parameters import Priors, draw_parameters
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class GibbsConfig:
     seed: int = 0
     priors: Priors = field(default_factory=Priors)
     options: SweepOptions = field(default_factory=SweepOptions)
-    solver: Solver = field(default_factory=Solver)
 
     def __post_init__(self) -> None:
         check_counts(self.burn_in, self.n_samples)
@@ -77,7 +75,7 @@ class Sweep:
     total: int
     kept: int
     alpha0: float
-    parameters: ParameterReport
+    mean_square: float  # of the residual, per pixel
 
 
 @dataclass(frozen=True)
@@ -129,18 +127,18 @@ class GibbsChain:
         self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
         self._digest = saving.data_digest(images, labels)
 
-    def sweep(self) -> ParameterReport:
-        """Every variable once."""
+    def sweep(self) -> float:
+        """Every variable once; returns the mean square of the residual."""
         alpha0 = self.decoder.log_alpha0.detach().exp()
         for n in slices(len(self.latents), self.config.options.batch_size):
             x, rows = self.x[..., n].contiguous(), self.latents.rows(n)
             sweep_latents(self.decoder, x, rows, self._code_prior(n), alpha0, self.generator, self.config.options)
-        config = self.config
-        report = update_parameters(self.decoder, self._completed, config.priors, self.generator, config.solver)
+        priors, share = self.config.priors, self.config.options.share_above
+        mean_square = draw_parameters(self.decoder, self._completed, priors, self.generator, share)
         if self.head is not None and self.labels is not None:
             self.lam = self.head.gibbs_step(self.labels, self.latents.codes, self.generator)
         self.number += 1
-        return report
+        return mean_square
 
     def run(
         self,
@@ -151,7 +149,7 @@ class GibbsChain:
         """Sweeps on until the configured number of samples is kept; a resumed chain goes on from where it was."""
         config = self.config
         while self.number < config.n_sweeps:
-            report = self.sweep()
+            mean_square = self.sweep()
             after = self.number - config.burn_in
             if after > 0 and after % config.every == 0:
                 self._kept.append(self._snapshot())
@@ -159,7 +157,7 @@ class GibbsChain:
                 self.save(save_to)
             if progress is not None:
                 alpha0 = float(self.decoder.log_alpha0.detach().exp())
-                progress(Sweep(self.number, config.n_sweeps, len(self._kept), alpha0, report))
+                progress(Sweep(self.number, config.n_sweeps, len(self._kept), alpha0, mean_square))
         return self.samples()
 
     def samples(self) -> ParameterSamples:

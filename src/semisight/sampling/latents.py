@@ -69,7 +69,7 @@ class SweepOptions:
     """How a sweep goes about it; every choice leaves the same distribution."""
 
     largest_block: int = LARGEST_BLOCK  # codes larger than this are drawn by groups of maps
-    share_above: float = 1.0  # of the block positions of layers above the first, drawn per sweep, picked at random
+    share_above: float = 1.0  # of the positions of z and channels of D above the first layer drawn per sweep, at random
     batch_size: int = 256
 
     def __post_init__(self) -> None:

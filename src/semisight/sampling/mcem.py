@@ -24,7 +24,8 @@ from semisight.model.image_decoder import ImageDecoder
 from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.sampling import saving
 from semisight.sampling.codes import label_prior, standard_prior
-from semisight.sampling.dictionaries import Completed, Solver
+from semisight.sampling.dictionaries import Completed
+from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.gibbs import check_counts, check_labels
 from semisight.sampling.latents import (
     Latents,
@@ -35,7 +36,7 @@ from semisight.sampling.latents import (
     slices,
     sweep_latents,
 )
-from semisight.sampling.parameters import Priors, update_parameters
+from semisight.sampling.parameters import Priors, maximise_parameters
 
 MStep = Literal["exact", "gradient"]
 
@@ -137,11 +138,11 @@ class MCEM:
                 x = self.x[..., torch.arange(n.start, n.stop, device=self.x.device) % count]
                 yield Completed(x, rows.s.contiguous(), rows.places, torch.full_like(x[0, 0, 0], 1 / n_samples))
 
-        report = update_parameters(self.decoder, completed, self.config.priors, None, self.config.solver)
+        mean_square = maximise_parameters(self.decoder, completed, self.config.priors, self.config.solver)
         if self.head is not None and self.labels is not None:
             weight = torch.full_like(draws.s[0, 0, 0], 1 / n_samples)
             maximise_beta(self.head, self.labels.repeat(n_samples), draws.codes, weight)
-        return report.mean_square
+        return mean_square
 
     def _gradient_pass(self) -> float:
         count, size = len(self.latents), self.config.options.batch_size

@@ -95,3 +95,20 @@ def block_patch(dictionary: Tensor, layer: Layer, row: int, column: int, below: 
     values = copies.permute(2, 3, 4, 1, 0).flatten(3)
     top, left = row * layer.pool - layer.pad_before, column * layer.pool - layer.pad_before
     return Patch(values[None], top, left).inside(below)
+
+
+def paint_map(places: Tensor, element: Tensor, layer: Layer) -> Patch:
+    """What a unit value in each block of one map adds to the maps below: J = h w blocks, places [h, w, B].
+
+    `element` [c, k, k] is that map's dictionary element; not yet cropped.
+    """
+    h, w, batch = places.shape
+    pool, window, channels = layer.pool, layer.window, element.shape[0]
+    copies = shifted_copies(element[None], pool)[:, 0]  # [P, c, window, window]
+    # Blocks before pixels: each copy is then written in runs, and the products that follow take either order.
+    out = copies.new_zeros(batch, h, w, channels, (h - 1) * pool + window, (w - 1) * pool + window)
+    for i in range(h):
+        for j in range(w):
+            at = (slice(i * pool, i * pool + window), slice(j * pool, j * pool + window))
+            out[(slice(None), i, j, slice(None), *at)] = copies[places[i, j].long()]
+    return Patch(out.flatten(1, 2).permute(0, 2, 3, 4, 1), -layer.pad_before, -layer.pad_before)

@@ -1,16 +1,17 @@
-"""Priors and conditionals of the decoder's parameters, and one update of them all.
+"""Priors and conditionals of the decoder's parameters, and one update of them all, by draws or by maximisers.
 
     D(k, l)       ~ N(0, 1/dictionary_precision)          every entry, every layer
     image bias    ~ N(bias_mean, 1/bias_precision)        every pixel
     alpha0        ~ Gamma(alpha0_shape, alpha0_rate)
 
-All are conjugate given s and z: D is drawn layer by layer from the image up (dictionaries.py), then
+All are conjugate given s and z: D is drawn layer by layer from the image up (dictionaries.py and
+dictionaries_above.py), then
 
     image bias | rest ~ N((bias_precision bias_mean + alpha0 sum_n R_n) / P, 1/P),    P = bias_precision + N alpha0
     alpha0 | rest     ~ Gamma(alpha0_shape + N N_X / 2, alpha0_rate + sum_n ||X_n - X^_n||^2 / 2)
 
-with R_n = X_n less the picture. Sums over images carry the weights of Completed. Without a generator every parameter
-moves to its maximiser given the others: an M-step in parts (ECM), which never lowers the expected log-joint.
+with R_n = X_n less the picture. For MCEM every parameter moves to its maximiser given the others instead, with weighted
+sums over images: an M-step in parts (ECM), which never lowers the expected log-joint.
 """
 
 import math
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
-from semisight.sampling.dictionaries import Batches, Solver, draw_dictionary
+from semisight.sampling.dictionaries import Batches, draw_nearest_dictionary
+from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,33 @@ class Priors:
         return gamma - 0.5 * (self.bias_precision * bias + self.dictionary_precision * squares)
 
 
-@dataclass(frozen=True)
-class ParameterReport:
-    """What an update found: for progress bars and for seeing that the solver did its work."""
-
-    mean_square: float  # of the residual, per pixel
-    solver_steps: int  # the most that any layer took
-    solver_left: float  # the most that any layer left unsolved, see Solver.tolerance
+@torch.no_grad()
+def draw_parameters(
+    decoder: ImageDecoder, batches: Batches, priors: Priors, generator: torch.Generator, share_above: float = 1.0
+) -> float:
+    """Draws every parameter of the decoder in turn, in place; returns the mean square of the residual."""
+    precision, alpha0 = priors.dictionary_precision, decoder.log_alpha0.exp()
+    decoder.dictionaries[0].copy_(draw_nearest_dictionary(decoder, batches, precision, alpha0, generator))
+    for index in range(1, len(decoder.dictionaries)):
+        drawn = draw_dictionary_above(decoder, index, batches, precision, alpha0, generator, share_above)
+        decoder.dictionaries[index].copy_(drawn)
+    return _bias_and_alpha0(decoder, batches, priors, generator)
 
 
 @torch.no_grad()
-def update_parameters(
-    decoder: ImageDecoder, batches: Batches, priors: Priors, generator: torch.Generator | None, solver: Solver
-) -> ParameterReport:
-    """Draws (or, without a generator, maximises) every parameter of the decoder in turn, in place."""
-    steps, left = 0, 0.0
-    for index, dictionary in enumerate(decoder.dictionaries):
-        alpha0 = decoder.log_alpha0.exp()
-        drawn = draw_dictionary(decoder, index, batches, priors.dictionary_precision, alpha0, generator, solver)
-        dictionary.copy_(drawn.dictionary)
-        steps, left = max(steps, drawn.steps), max(left, drawn.left)
+def maximise_parameters(decoder: ImageDecoder, batches: Batches, priors: Priors, solver: Solver) -> float:
+    """Moves every parameter to its maximiser given the others, in turn: an M-step in parts (ECM)."""
+    precision, alpha0 = priors.dictionary_precision, decoder.log_alpha0.exp()
+    decoder.dictionaries[0].copy_(draw_nearest_dictionary(decoder, batches, precision, alpha0, None))
+    for index in range(1, len(decoder.dictionaries)):
+        found = maximise_dictionary_above(decoder, index, batches, precision, alpha0, solver)
+        decoder.dictionaries[index].copy_(found)
+    return _bias_and_alpha0(decoder, batches, priors, None)
+
+
+def _bias_and_alpha0(
+    decoder: ImageDecoder, batches: Batches, priors: Priors, generator: torch.Generator | None
+) -> float:
     total, squares, weight = _residual_sums(decoder, batches)
     decoder.image_bias.copy_(draw_bias(total, weight, decoder.log_alpha0.double().exp(), priors, generator))
     bias = decoder.image_bias.double()
@@ -76,7 +85,7 @@ def update_parameters(
     squares = squares - 2 * (bias * total).sum() + weight * bias.square().sum()
     values = weight * decoder.architecture.n_pixels
     decoder.log_alpha0.copy_(draw_alpha0(squares, values, priors, generator).log())
-    return ParameterReport(float(squares / values), steps, left)
+    return float(squares / values)
 
 
 def _residual_sums(decoder: ImageDecoder, batches: Batches) -> tuple[Tensor, Tensor, Tensor]:
