@@ -59,11 +59,11 @@ def draw_dictionary_above(
         moved = torch.zeros_like(g)
         for k in range(maps):
             u = state.unpooled[k]  # [m, m', N]
-            slope = alpha0 * F.conv2d(_frame(g, layer)[None], u.permute(2, 0, 1)[None])[0, 0]
-            change = _draw(roots[k], slope - precision * dictionary[k, c], noise[k, c])
+            slope = alpha0 * _correlated(u, _frame(g, layer), kernel) - precision * dictionary[k, c]
+            change = _draw(roots[k], slope, noise[k, c])
             dictionary[k, c] += change
             shift = _crop(_convolved(u, change), layer, (h, w))  # S change, [N, h, w]
-            g = g - torch.bmm(shift.reshape(len(g), 1, h * w), matrix).view(g.shape)
+            g = g - torch.bmm(shift.flatten(1)[:, None], matrix).view(g.shape)
             moved += shift
         state.move(decoder, index, c, moved)
     return dictionary
@@ -137,6 +137,14 @@ def _frame(maps: Tensor, layer: Layer) -> Tensor:
     return F.pad(maps, (before, after, before, after))
 
 
+def _correlated(u: Tensor, g: Tensor, kernel: int) -> Tensor:
+    """sum_n of the correlation of g_n [N, m + k - 1, m' + k - 1] with maps [m, m', N], [k, k]: sum_n S'g_n."""
+    high, wide, _ = u.shape
+    table = (u.flatten(0, 1) @ g.flatten(1)).view(high, wide, *g.shape[1:])  # pixel by position
+    a, b, c, d = table.stride()
+    return table.as_strided((high, wide, kernel, kernel), (a + c, b + d, c, d)).sum((0, 1))  # position = pixel + lag
+
+
 def _convolved(u: Tensor, element: Tensor) -> Tensor:
     """The full convolution of maps [m, m', N] with one element [k, k], [N, m + k - 1, m' + k - 1].
 
@@ -145,7 +153,7 @@ def _convolved(u: Tensor, element: Tensor) -> Tensor:
     high, wide, _ = u.shape
     padded = F.pad(element, (wide - 1, wide - 1, high - 1, high - 1))
     shifts = padded.unfold(0, high, 1).unfold(1, wide, 1).flip(2, 3)  # [h', w', m, m']: element(position - pixel)
-    return (shifts.flatten(2).flatten(0, 1) @ u.flatten(0, 1)).T.unflatten(1, shifts.shape[:2])
+    return (shifts.flatten(2).flatten(0, 1) @ u.flatten(0, 1)).T.contiguous().unflatten(1, shifts.shape[:2])
 
 
 def _crop(maps: Tensor, layer: Layer, size: tuple[int, int]) -> Tensor:
