@@ -99,7 +99,10 @@ class MCEM:
         self.number = 0
         modules = nn.ModuleList([decoder] if head is None else [decoder, head])
         self._parameters = list(modules.parameters())
-        self._optimiser = torch.optim.Adam(self._parameters, lr=config.rate)
+        # log alpha0 travels several units where weights travel fractions: ten times their rate, as in learning.
+        slow = [p for p in self._parameters if p is not decoder.log_alpha0]
+        groups = [{"params": slow, "scale": 1.0}, {"params": [decoder.log_alpha0], "scale": 10.0}]
+        self._optimiser = torch.optim.Adam(groups)
         self._digest = saving.data_digest(images, labels)
 
     def run(
@@ -151,7 +154,9 @@ class MCEM:
         steps = len(range(0, count, size))
         for step, n in enumerate(slices(count, size)):
             for group in self._optimiser.param_groups:
-                group["lr"] = self.config.rate * (1 - (self.number + step / steps) / self.config.iterations)
+                group["lr"] = (
+                    group["scale"] * self.config.rate * (1 - (self.number + step / steps) / self.config.iterations)
+                )
             squares += self._gradient_step(order[n].to(self.x.device))
         return squares / (count * self.decoder.architecture.n_pixels)
 
