@@ -15,12 +15,9 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
-import threading
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +29,12 @@ import torch
 from semisight.data.folders import Progress, printable, walk
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.pictures import MAX_PIXELS
+from semisight.data.processes import cores, run_jobs
 from semisight.errors import UserError
 from semisight.files import atomic_path, write_atomic
 
 FORMAT = "semisight image cache 1"
 _READ = 1 << 23  # bytes at a time for checksums
-_PIPE = subprocess.PIPE
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def cached_folder(
         found = _open(place, stem, wanted)  # another process may have made it meanwhile
         if isinstance(found, ImageSet):
             return found
-        _build(place, stem, wanted, workers or min(8, _cores()), max_pixels, progress)
+        _build(place, stem, wanted, workers or min(8, cores()), max_pixels, progress)
         made = _open(place, stem, wanted)
     if isinstance(made, str):
         raise UserError(f"the image cache in {place} could not be used right after it was written: {made}")
@@ -223,51 +220,25 @@ def _decode(file: Path, wanted: _Wanted, workers: int, max_pixels: int, progress
     """Every image to its row of the file, by several processes; for the rows that stay empty, why."""
     images = list(enumerate(wanted.names))
     parts = [part for start in range(workers) if (part := images[start::workers])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # -P: a file named numpy.py in the folder one happens to work in is not numpy
-    command = [sys.executable, "-P", "-m", "semisight.data.cache_worker"]
-    processes = [subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, env=environment) for _ in parts]
     reasons: dict[int, str] = {}
-    done, lock = 0, threading.Lock()
+    done = 0
 
-    def follow(process: subprocess.Popen[bytes], part: list[tuple[int, str]]) -> None:
+    def answer(line: tuple[int, str | None]) -> None:
         nonlocal done
-        assert process.stdin is not None and process.stdout is not None
-        job = {"folder": str(wanted.folder), "file": str(file), "max_pixels": max_pixels, "images": part}
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(json.dumps(job).encode())
-        answered = 0
-        for line in process.stdout:
-            row, reason = json.loads(line)
-            answered += 1
-            with lock:
-                if reason is not None:
-                    reasons[row] = reason
-                done += 1
-                if progress is not None:
-                    progress(done, len(images))
-        if process.wait() != 0 or answered < len(part):
-            at = printable(part[min(answered, len(part) - 1)][1])
-            raise UserError(
-                f"a process that reads the images of {wanted.folder} ended with code {process.returncode} at {at}, "
-                f"after {answered} of its {len(part)} images. Is there memory left?"
-            )
+        row, reason = line
+        if reason is not None:
+            reasons[row] = reason
+        done += 1
+        if progress is not None:
+            progress(done, len(images))
 
-    try:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            following = [pool.submit(follow, *pair) for pair in zip(processes, parts, strict=True)]
-            try:
-                for future in as_completed(following):
-                    future.result()
-            except BaseException:  # when one fails, or the user interrupts, the others stop, too
-                for process in processes:
-                    process.kill()
-                raise
-    finally:
-        for process in processes:
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+    def what(number: int, answered: int) -> str:
+        part = parts[number]
+        return f"{printable(part[min(answered, len(part) - 1)][1])} of {wanted.folder}"
+
+    same = {"folder": str(wanted.folder), "file": str(file), "max_pixels": max_pixels}
+    jobs = [{**same, "images": part} for part in parts]
+    run_jobs("semisight.data.cache_worker", jobs, [len(part) for part in parts], answer, what)
     return dict(sorted(reasons.items()))
 
 
@@ -311,7 +282,3 @@ def _locked(place: Path, stem: str) -> Iterator[None]:
         for left in place.glob(f".{stem}.*.tmp"):
             left.unlink(missing_ok=True)
         yield
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

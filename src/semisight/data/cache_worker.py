@@ -3,9 +3,7 @@
     python -m semisight.data.cache_worker < job
 
 The job is JSON: the folder, the file (.npy) with its shape, and [row, name] pairs. Every image is written to its row;
-what is printed is one line of JSON per image, [row, null], or [row, reason] where it could not be read. A process by
-itself and not Python's multiprocessing: nothing is pickled, torch is not imported, and the user's script, which need
-not guard its main part, is not run again.
+what is printed is one line of JSON per image, [row, null], or [row, reason] where it could not be read.
 """
 
 import json

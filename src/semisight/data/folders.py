@@ -73,7 +73,7 @@ def read_folder(
             good = [(name, header) for name, header in zip(names, headers, strict=True) if isinstance(header, Header)]
             if not good:
                 raise _nothing_left(folder, _skips(names, headers) + found.skipped)
-            height, width, size_note = _choose_size([header for _, header in good], size)
+            height, width, size_note = choose_size([header for _, header in good], size)
             chosen_channels = channels or (1 if all(header.grey for _, header in good) else 3)
             what = f"{len(good)} images of {height} x {width} pixels from {folder}"
             refuse_beyond(memory_limit(), len(good) * chosen_channels * height * width, what)
@@ -90,7 +90,7 @@ def read_folder(
         images = images[kept]
     kept_names = tuple(good_names[i] for i in kept)
     notes = (*size_note, *_channel_note([header for _, header in good], channels))
-    labels, class_names = (None, ()) if classes is None else _labels(kept_names, folder)
+    labels, class_names = (None, ()) if classes is None else folder_labels(kept_names, folder)
     shown = tuple(printable(name) for name in kept_names)
     return ImageSet(
         torch.from_numpy(images), shown, labels, class_names, skipped=skipped, source=str(folder), notes=notes
@@ -103,7 +103,7 @@ def read_picture(path: Path, size: int | None = None, channels: int | None = Non
         warnings.simplefilter("ignore")
         try:
             header = read_header(path)
-            height, width, note = _choose_size([header], size)
+            height, width, note = choose_size([header], size)
             pixels = read_pixels(path, height, width, channels or (1 if header.grey else 3))
         except Unreadable as error:
             raise UserError(f"{path} cannot be used: {error}") from error
@@ -186,7 +186,8 @@ def _skips(names: Sequence[str], headers: Sequence[Header | Unreadable]) -> tupl
     return tuple(Skipped(printable(name), str(header)) for name, header in pairs if isinstance(header, Unreadable))
 
 
-def _choose_size(headers: Sequence[Header], size: int | None) -> tuple[int, int, tuple[str, ...]]:
+def choose_size(headers: Sequence[Header], size: int | None) -> tuple[int, int, tuple[str, ...]]:
+    """Height and width that images of a folder are brought to, and a note for people where that was a choice."""
     if size is not None:
         return size, size, ()
     sizes = Counter((header.height, header.width) for header in headers)
@@ -228,7 +229,8 @@ def _classes(names: Sequence[str], folder: Path) -> tuple[str, ...]:
     return tuple(sorted(classes))
 
 
-def _labels(names: Sequence[str], folder: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+def folder_labels(names: Sequence[str], folder: Path) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """A label for each image by the folder directly below `folder` that it lies in, and the classes' names."""
     # Again, from the images that could be read: a class of broken files is no class.
     classes = _classes(names, folder)
     number = {name: c for c, name in enumerate(classes)}

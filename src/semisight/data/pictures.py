@@ -5,6 +5,7 @@ decompression bomb, or a mistake) is never decoded.
 """
 
 import functools
+import io
 import os
 import stat
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
+
+Source = str | os.PathLike[str] | io.BytesIO  # a file, or the bytes of one
 
 # Below Pillow's own limit, so that ours speaks first. A camera's 60 million pixels pass.
 MAX_PIXELS = 80_000_000
@@ -45,7 +48,7 @@ class Header:
     grey: bool
 
 
-def read_header(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Header:
+def read_header(path: Source, max_pixels: int = MAX_PIXELS) -> Header:
     """Reads the header; raises Unreadable if the file is no image, or not one that should be decoded."""
     with _opened(path, max_pixels) as image:
         width, height = image.size
@@ -54,23 +57,53 @@ def read_header(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> H
         return Header(height, width, _is_grey(image))
 
 
+@dataclass(frozen=True)
+class Look:
+    """What can be said of an image without keeping it: its header, Pillow's names of its format and mode, and the
+    standard deviation of its grey values (0..255), None if it was not decoded."""
+
+    header: Header
+    format: str
+    mode: str
+    deviation: float | None
+
+
+def look_at(content: bytes, decode_up_to: int, max_pixels: int = MAX_PIXELS) -> Look:
+    """Looks at the bytes of a file, and at the picture's pixels unless it has more than `decode_up_to`; raises
+    Unreadable as the functions beside it do."""
+    with _opened(io.BytesIO(content), max_pixels) as image:
+        width, height = image.size
+        kind, mode, grey, n_pixels = image.format or "", image.mode, _is_grey(image), width * height
+        deviation = None
+        if n_pixels <= decode_up_to:
+            side = min(64, height, width)
+            deviation = float(_decoded(image, side, side, 1).std())
+        if _orientation(image) >= 5:
+            width, height = height, width
+    return Look(Header(height, width, grey), kind, mode, deviation)
+
+
 def read_pixels(
-    path: str | os.PathLike[str], height: int, width: int, channels: int, max_pixels: int = MAX_PIXELS
+    path: Source, height: int, width: int, channels: int, max_pixels: int = MAX_PIXELS
 ) -> npt.NDArray[np.uint8]:
     """The image upright, scaled and cropped in the middle to the wanted size, uint8 [channels,height,width].
 
     What is transparent shows white.
     """
+    with _opened(path, max_pixels) as image:
+        return _decoded(image, height, width, channels)
+
+
+def _decoded(image: Image.Image, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
     try:
-        with _opened(path, max_pixels) as image:
-            turn = _orientation(image)
-            # A JPEG can be decoded at a half, a quarter or an eighth of its size at a fraction of the time; twice the
-            # wanted size is kept so that the scaling below still has the detail it averages.
-            if image.format in ("JPEG", "MPO"):
-                side = 2 * max(height, width)
-                image.draft(None, (side, side))
-            image.load()
-            plain = _to_mode(image, "L" if channels == 1 else "RGB")
+        turn = _orientation(image)
+        # A JPEG can be decoded at a half, a quarter or an eighth of its size at a fraction of the time; twice the
+        # wanted size is kept so that the scaling below still has the detail it averages.
+        if image.format in ("JPEG", "MPO"):
+            side = 2 * max(height, width)
+            image.draft(None, (side, side))
+        image.load()
+        plain = _to_mode(image, "L" if channels == 1 else "RGB")
         if turn in _TURNS:
             plain = plain.transpose(_TURNS[turn])
         if plain.size != (width, height):
@@ -84,24 +117,50 @@ def read_pixels(
         raise Unreadable(f"truncated or corrupt: {_first_line(error)}") from error
 
 
-def _opened(path: str | os.PathLike[str], max_pixels: int) -> Image.Image:
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """All of a file, if it is one."""
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
-            raise Unreadable("not a regular file")
-        if status.st_size == 0:
-            raise Unreadable("empty file")
+        _check_file(path)
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise Unreadable(_why_not_opened(path, error)) from error
+
+
+def _check_file(path: str | os.PathLike[str]) -> None:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+        raise Unreadable("not a regular file")
+    if status.st_size == 0:
+        raise Unreadable("empty file")
+
+
+def _why_not_opened(path: str | os.PathLike[str], error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if isinstance(error, FileNotFoundError):
+        return "link to nothing" if os.path.islink(path) else "vanished while reading"
+    return f"truncated or corrupt: {_first_line(error)}"
+
+
+def _opened(path: Source, max_pixels: int) -> Image.Image:
+    try:
+        if isinstance(path, io.BytesIO):
+            if not path.getbuffer().nbytes:
+                raise Unreadable("empty file")
+        else:
+            _check_file(path)
         image = Image.open(path, formats=_formats())
     except Unreadable:
         raise
-    except PermissionError as error:
-        raise Unreadable("no permission to read it") from error
-    except FileNotFoundError as error:
-        raise Unreadable("link to nothing" if os.path.islink(path) else "vanished while reading") from error
     except UnidentifiedImageError as error:
         raise Unreadable("not an image") from error
     except Image.DecompressionBombError as error:
         raise Unreadable(f"too many pixels: more than {max_pixels:,}") from error
+    except (PermissionError, FileNotFoundError) as error:
+        raise Unreadable(
+            "vanished while reading" if isinstance(path, io.BytesIO) else _why_not_opened(path, error)
+        ) from error
     except Exception as error:  # as above
         raise Unreadable(f"truncated or corrupt: {_first_line(error)}") from error
     width, height = image.size
