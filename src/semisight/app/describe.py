@@ -37,6 +37,29 @@ def describe_labels(sets: Sets, settings: Settings) -> list[str]:
     return [*lines, f"  {pulled}batches of {train.batch_size}, {_length(train)}"]
 
 
+def describe_captions(sets: Sets, settings: Settings, vocab_size: int) -> list[str]:
+    """Which captions are used, and how."""
+    data, train, how = settings.data, settings.train, settings.captions
+    origin = "carried by the set" if data.captions == "builtin" else f"from {data.captions}"
+    hidden = "" if data.captioned_images is None else f"; those of all but {data.captioned_images:,} images hidden"
+    n_others = len(sets.train) - sets.n_captioned
+    lines = [
+        f"captions: {sets.n_captions:,} of {sets.n_captioned:,} images to learn from ({origin}{hidden}); "
+        f"a vocabulary of {vocab_size:,} symbols"
+    ]
+    if sets.n_captioned_held_out:
+        lines.append(f"  those of {sets.n_captioned_held_out:,} images are held out, to choose the weights")
+    else:
+        lines.append("  none are held out: the last weights are used")
+    if how.two_step:
+        what = "the image model stays as it is (two-step); images without a caption are not used"
+    elif n_others:
+        what = f"{n_others:,} images without a caption are learned from, too"
+    else:
+        what = "every image has a caption"
+    return [*lines, f"  {what}; batches of {train.batch_size}, {_length(train)}"]
+
+
 def _origin(data: DataSettings) -> str:
     if data.labels is not None:
         origin = f"from {data.labels}"

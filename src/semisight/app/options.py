@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-_IMAGES, _LABELS, _MODEL, _LEARNING, _MACHINE, _RUN = (
-    *("Images", "Labels", "Model", "Learning", "Machine", "Run folder"),
+_IMAGES, _LABELS, _CAPTIONS, _MODEL, _LEARNING, _MACHINE, _RUN = (
+    *("Images", "Labels", "Captions", "Model", "Learning", "Machine", "Run folder"),
 )
 
 
@@ -104,6 +104,78 @@ Paper = Annotated[
         panel=_LABELS,
     ),
 ]
+
+# --- of captions
+
+CaptionFile = Annotated[
+    str | None,
+    _option(
+        "--captions",
+        help="Karpathy's or COCO's json, a Flickr token file, CSV (columns file,caption) or JSON lines; builtin: those "
+        "that the set carries. Images that it leaves out are uncaptioned.",
+        panel=_CAPTIONS,
+    ),
+]
+Split = Annotated[
+    str | None,
+    _option(
+        help="Which part of a caption file that parts its images: train, val, ..., or all.",
+        panel=_CAPTIONS,
+        default="train and restval; evaluate: test, or val",
+    ),
+]
+CaptionedImages = Annotated[
+    int | None,
+    _option(
+        help="Keep the captions of so many images and hide the others', to try out how few are enough; "
+        "captions are measured on hidden ones.",
+        panel=_CAPTIONS,
+        default="all",
+    ),
+]
+OnlyCaptioned = Annotated[
+    bool | None,
+    _option("--only-captioned", help="Leave out uncaptioned images, to see what they are worth.", panel=_CAPTIONS),
+]
+TwoStep = Annotated[
+    str | None,
+    _option(
+        "--two-step",
+        metavar="RUN",
+        help="Take the image model of this run, leave it as it is, and learn the captions on its codes.",
+        panel=_CAPTIONS,
+        default="images and captions together",
+    ),
+]
+Cell = Annotated[
+    Literal["gru", "lstm"] | None,
+    _option(help="The recurrent network that writes captions.", panel=_CAPTIONS, default="gru"),
+]
+HiddenSize = Annotated[
+    int | None,
+    _option(help="Its hidden units.", panel=_CAPTIONS, default="512; with fewer than 5,000 captions 256"),
+]
+MinCount = Annotated[
+    int | None,
+    _option(
+        help="Words that occur less often are one unknown word.",
+        panel=_CAPTIONS,
+        default="5; with fewer than 5,000 captions 1",
+    ),
+]
+CaptionXi = Annotated[
+    float | None,
+    _option(
+        help="Weight of log p(caption) beside the image's bound; 1 is the exact bound.",
+        panel=_CAPTIONS,
+        default="N_X / (T rho)",
+    ),
+]
+NumberOfCodes = Annotated[
+    int, _option("--codes", min=1, max=1000, help="Codes of each image that captions are averaged over.", default=True)
+]
+Beam = Annotated[int, _option(min=1, max=100, help="Width of the search for captions.", default=True)]
+MaxWords = Annotated[int, _option(min=1, max=1000, help="A caption has at most so many words.", default=True)]
 
 # --- of train
 

@@ -3,6 +3,7 @@
     RUN/config.json, checkpoints/, log.csv, tensorboard/   the trainer's (learning/runs.py)
     RUN/data.json                                          where the images came from, and what was left out
     RUN/calibration.json                                   probabilities of labels (classifier.py), where there are any
+    RUN/vocabulary.json, captions.safetensors              of captions (captioning.py), where there are any
     RUN/comparison.json                                    the same labels without the unlabelled images, if measured
     RUN/report.html                                        the page to look at
 
@@ -20,19 +21,24 @@ from typing import Any, Literal
 
 import torch
 
+from semisight.app.captioning import Captioner, captions_of, read_captioner
 from semisight.app.classifier import Classifier, Fitted, labels_of
 from semisight.app.settings import DataSettings, of_run
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
 from semisight.files import write_atomic
+from semisight.learning.caption_objective import CaptionObjective, CaptionXi, LabelTerm
+from semisight.learning.caption_training import CaptionSettings, build_caption_head
 from semisight.learning.checkpoints import load_weights, read_meta
 from semisight.learning.config import TrainConfig, read_settings
-from semisight.learning.label_objective import LabelObjective
-from semisight.learning.label_training import LabelSettings, build_label_objective
+from semisight.learning.encoded_captions import EncodedCaptions
+from semisight.learning.label_objective import LabelObjective, Xi
+from semisight.learning.label_training import LabelSettings, build_head, build_label_objective
 from semisight.learning.objective import ImageObjective
 from semisight.learning.runs import RunFolder
 from semisight.model.architecture import Architecture
 from semisight.model.image_model import ImageModel
+from semisight.model.labels import LabelHead
 
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
@@ -128,13 +134,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that its checkpoint says about it; `classifier` is there if it learned labels."""
+    """A trained model with all that its checkpoint says about it.
+
+    `classifier` is there if it learned labels, `captioner` if it learned captions.
+    """
 
     folder: RunFolder
     checkpoint: Path
     objective: ImageObjective
     meta: Mapping[str, Any]
     classifier: Classifier | None = None
+    captioner: Captioner | None = None
 
     @property
     def model(self) -> ImageModel:
@@ -163,17 +173,26 @@ class Run:
         """The classifier, or an error that says how to get one."""
         if self.classifier is None:
             raise UserError(
-                f"{self.folder.path} learned from images alone and knows no labels: train a run with labels first "
-                "(semisight train DATA --labels labels.csv --out RUN)."
+                f"{self.folder.path} learned {'captions' if self.captioner else 'from images alone'} and knows no "
+                "labels: train a run with labels first (semisight train DATA --labels labels.csv --out RUN)."
             )
         return self.classifier
+
+    def captions(self) -> Captioner:
+        """The captioner, or an error that says how to get one."""
+        if self.captioner is None:
+            raise UserError(
+                f"{self.folder.path} learned no captions: train a run with captions first "
+                "(semisight train DATA --captions captions.csv --out RUN)."
+            )
+        return self.captioner
 
 
 def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Run:
     """The model of a run folder, in evaluation mode.
 
-    "auto" is its best checkpoint, or the newest where there is no best; the newest also where labels were learned and
-    none held out, for then `best` is only the best at drawing images.
+    "auto" is its best checkpoint, or the newest where there is no best; the newest also where labels or captions were
+    learned and none held out, for then `best` is only the best at drawing images.
     """
     from semisight.learning.devices import choose_device
 
@@ -188,7 +207,15 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Ru
         objective = objective.to(choose_device(device)).eval()
         if isinstance(objective, ImageObjective):
             return Run(folder, checkpoint, objective, meta)
-        return Run(folder, checkpoint, objective.images, meta, _classifier(folder, objective, meta))
+        model = objective.images.model
+        if isinstance(objective, LabelObjective):
+            return Run(
+                folder, checkpoint, objective.images, meta, _classifier(folder, model, objective.label_head, meta)
+            )
+        term, about = objective.labels, meta["about"]["captions"]
+        classifier = None if term is None else _classifier(folder, model, term.label_head, meta)
+        captioner = read_captioner(folder, model, objective.head, about)
+        return Run(folder, checkpoint, objective.images, meta, classifier, captioner)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{checkpoint} does not say how its model is built ({error}); train it with semisight train.{other}"
@@ -199,16 +226,19 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Ru
 
 def _chosen(folder: RunFolder) -> Path:
     with contextlib.suppress(UserError, KeyError):  # a newest that is missing or damaged leaves the best
-        labels = labels_of(read_meta(folder.newest)["about"])
-        if labels is not None and not labels["held_out"]:
+        about = read_meta(folder.newest)["about"]
+        learned = captions_of(about) or labels_of(about)  # with both, captions choose the weights
+        if learned is not None and not learned["held_out"]:
             return folder.newest
     return folder.best_or_newest()
 
 
-def _build(meta: Mapping[str, Any]) -> ImageObjective | LabelObjective:
+def _build(meta: Mapping[str, Any]) -> ImageObjective | LabelObjective | CaptionObjective:
     seed, about = int(meta["config"]["seed"]), meta["about"]
     images = build_objective(about, seed)
-    labels = labels_of(about)
+    labels, captions = labels_of(about), captions_of(about)
+    if captions is not None:
+        return _captions(images, captions, labels, seed)
     if labels is None:
         return images
     settings, n_classes = LabelSettings(**labels["settings"]), len(labels["class_names"])
@@ -216,12 +246,26 @@ def _build(meta: Mapping[str, Any]) -> ImageObjective | LabelObjective:
     return build_label_objective(images, unknown, n_classes, settings, int(meta["config"]["batch_size"]), seed)
 
 
-def _classifier(folder: RunFolder, objective: LabelObjective, meta: Mapping[str, Any]) -> Classifier:
+def _captions(
+    images: ImageObjective, captions: Mapping[str, Any], labels: Mapping[str, Any] | None, seed: int
+) -> CaptionObjective:
+    size, n_symbols = images.model.architecture.code_size, int(captions["vocab_size"])
+    head = build_caption_head(CaptionSettings(**captions["settings"]), size, n_symbols, seed)
+    nothing = torch.zeros(1, dtype=torch.int64)
+    none = EncodedCaptions(nothing[:0].int(), nothing, nothing, n_symbols)
+    term = None
+    if labels is not None:
+        label_head = build_head(LabelSettings(**labels["settings"]), size, len(labels["class_names"]), seed)
+        term = LabelTerm(label_head, Xi(0.0), int(labels["n_labelled"]))
+    return CaptionObjective(images, head, none, CaptionXi(0.0), labels=term)
+
+
+def _classifier(folder: RunFolder, model: ImageModel, head: LabelHead, meta: Mapping[str, Any]) -> Classifier:
     labels = meta["about"]["labels"]
     fitted = Fitted.read(calibration_file(folder))
     return Classifier(
-        model=objective.images.model,
-        head=objective.label_head,
+        model=model,
+        head=head,
         class_names=tuple(labels["class_names"]),
         settings=LabelSettings(**labels["settings"]),
         fitted=fitted if fitted is not None and fitted.step == int(meta["counters"]["step"]) else None,

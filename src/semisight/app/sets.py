@@ -20,6 +20,7 @@ from semisight.data.tables import read_labels
 from semisight.errors import UserError
 
 Progress = Callable[[int, int], None]  # images read, images in all
+Captions = tuple[tuple[str, ...], ...]  # of each image, possibly none
 
 ENOUGH_TO_HOLD_OUT = 20  # labels of a class: with fewer, learning needs them more
 LEAST_HELD_OUT = 3  # of a class that has enough
@@ -29,15 +30,17 @@ _SHOWN = 5  # classes named in a message
 
 @dataclass(frozen=True)
 class Sets:
-    """Images to learn from, with the labels to learn; and images that learning does not see.
+    """Images to learn from, with the labels and captions to learn; and images that learning does not see.
 
-    valid   their labels, if any, are the held-out ones
-    hidden  true labels of `train` and of `valid` that --labels-per-class has hidden, -1 where unknown
+    valid            their labels and captions, if any, are the held-out ones
+    hidden           true labels of `train` and of `valid` that --labels-per-class has hidden, -1 where unknown
+    hidden_captions  likewise all captions, also those that --captioned-images has hidden
     """
 
     train: ImageSet
     valid: ImageSet | None
     hidden: tuple[Tensor, Tensor] | None = None
+    hidden_captions: tuple[Captions, Captions] | None = None
 
     @property
     def has_labels(self) -> bool:
@@ -66,6 +69,39 @@ class Sets:
         assert images.labels is not None
         return images.subset(images.labels >= 0)
 
+    @property
+    def has_captions(self) -> bool:
+        return self.train.captions is not None
+
+    @property
+    def n_captioned(self) -> int:
+        """Images with a caption to learn from."""
+        return sum(map(bool, self.train.captions or ()))
+
+    @property
+    def n_captions(self) -> int:
+        return sum(map(len, self.train.captions or ()))
+
+    @property
+    def n_captioned_held_out(self) -> int:
+        return 0 if self.valid is None else sum(map(bool, self.valid.captions or ()))
+
+    @property
+    def measured_captions(self) -> ImageSet | None:
+        """Images with captions that were not learned from: the hidden ones, else the held-out ones."""
+        if self.valid is None or self.valid.captions is None:
+            return None
+        images = self.valid
+        if self.hidden_captions is not None:  # held-out captions have chosen the weights
+            unused = tuple(
+                () if held_out else every
+                for held_out, every in zip(self.valid.captions, self.hidden_captions[1], strict=True)
+            )
+            images = dataclasses.replace(images, captions=unused)
+        assert images.captions is not None
+        places = [i for i, of_image in enumerate(images.captions) if of_image]
+        return images.subset(places) if places else None
+
 
 def _count_known(images: ImageSet) -> int:
     return 0 if images.labels is None else int((images.labels >= 0).sum())
@@ -85,11 +121,12 @@ def load_sets(data: DataSettings, seed: int, progress: Progress | None = None) -
         ),
         data,
     )
+    images = dataclasses.replace(images, captions=None)  # learned only where asked for: captioning_sets.py
     if images.labels is None:
         return Sets(*_part_images(images, data.valid_fraction, seed))
     truth = images.labels
     if data.labels_per_class is not None:
-        images = _keep_per_class(images, data.labels_per_class, seed)
+        images = keep_per_class(images, data.labels_per_class, seed)
     train, valid = _part_labelled(images, data.valid_fraction, seed)
     assert images.labels is not None
     if data.only_labelled:
@@ -110,7 +147,7 @@ def with_labels(images: ImageSet, data: DataSettings, class_names: Sequence[str]
     if data.labels is not None:
         table = read_labels(Path(data.labels).expanduser(), images.names, class_names)
         images = images.with_labels(table.labels, table.class_names)
-        return _noted(images, table.warnings)
+        return noted(images, table.warnings)
     if images.labels is None:
         if data.needs_labels:
             raise UserError(
@@ -143,10 +180,10 @@ def _known_classes(images: ImageSet) -> ImageSet:
     single = [name for name, count in zip(names, counts[kept].tolist(), strict=True) if count == 1]
     if single:
         notes.append(f"{_classes(single, 'has', 'have')} a single labelled image: {_examples(single)}")
-    return _noted(images.with_labels(number[images.labels], names), notes)  # -1 stays -1: the last entry
+    return noted(images.with_labels(number[images.labels], names), notes)  # -1 stays -1: the last entry
 
 
-def _keep_per_class(images: ImageSet, per_class: int, seed: int) -> ImageSet:
+def keep_per_class(images: ImageSet, per_class: int, seed: int) -> ImageSet:
     assert images.labels is not None
     counts = torch.bincount(images.labels[images.labels >= 0], minlength=len(images.class_names)).tolist()
     short = [f"{name} ({count})" for name, count in zip(images.class_names, counts, strict=True) if count < per_class]
@@ -189,7 +226,7 @@ def _part_labelled(images: ImageSet, fraction: float, seed: int) -> tuple[Tensor
     return everything[rest], valid
 
 
-def _noted(images: ImageSet, notes: Sequence[str]) -> ImageSet:
+def noted(images: ImageSet, notes: Sequence[str]) -> ImageSet:
     return dataclasses.replace(images, notes=(*images.notes, *notes))
 
 

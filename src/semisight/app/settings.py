@@ -1,7 +1,8 @@
 """All that can be asked of a run, from four places: defaults, the run that is resumed, a file, the command line.
 
 Later places win. Names are those of the options of `semisight train`, with _ for -; those of `TrainConfig` and of
-`LabelSettings` work too. Some defaults differ where there are labels to learn: see `Settings.for_labels`.
+`LabelSettings` and `CaptionSettings` work too (the captions' xi is `caption_xi`, as xi alone is that of labels). Some
+defaults differ where there are labels or captions to learn: see `Settings.for_labels` and `Settings.for_captions`.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from semisight.errors import UserError
+from semisight.learning.caption_training import CaptionSettings
 from semisight.learning.config import TrainConfig, read_settings
 from semisight.learning.gradients import ESTIMATORS, EstimatorName
 from semisight.learning.label_training import LabelSettings, XiRule
@@ -35,6 +37,23 @@ LABEL_DEFAULTS: dict[str, Any] = {
 LABELLED_PER_BATCH, UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 32, 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
 STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
+
+# Where captions are learned. The labels' head and xi hold for labels beside captions.
+CAPTION_DEFAULTS: dict[str, Any] = {
+    "nonlinearity": "relu",
+    "learning_rate": 5e-4,
+    "schedule": "constant",  # with early stopping: how long captions take is not known beforehand
+    "average_decay": 0.99,
+    "batch_size": 64,
+    "head": "softmax",
+    "xi": "pixels",
+}
+MANY_CAPTIONS = 5000  # with fewer, rare words are kept, and a smaller network is enough
+FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_size": 256}
+CAPTION_STEPS, CAPTION_STEPS_TO_VALIDATION, CAPTION_PATIENCE = 10_000, 100, 10
+
+# Names of CaptionSettings that are taken by LabelSettings, and how they are called beside these.
+_CAPTION_NAMES = {"xi": "caption_xi", "xi_scale": "caption_xi_scale", "xi_warmup": "caption_xi_warmup"}
 
 # Sections 4 and 5.2 as printed; what --paper sets.
 PAPER: dict[str, Any] = {
@@ -66,11 +85,16 @@ class DataSettings:
     use_labels: bool = True
     labels_per_class: int | None = None  # keep so many and hide the others, to try out how few are enough
     only_labelled: bool = False  # leave out images without a label, to see what they are worth
+    captions: str | None = None  # a file of captions, or "builtin": those that the set carries
+    split: str | None = None  # of a caption file that parts its images: train, val, ...; None: those to train on
+    captioned_images: int | None = None  # keep the captions of so many and hide the others'
+    only_captioned: bool = False  # leave out images without a caption
+    images_from: str | None = None  # two steps: the run whose image model is taken and left as it is
 
     def __post_init__(self) -> None:
-        for name in ("size", "channels", "limit", "labels_per_class"):
+        for name in ("size", "channels", "limit", "labels_per_class", "captioned_images"):
             _check_whole(name, getattr(self, name))
-        for name in ("class_per_folder", "use_labels", "only_labelled"):
+        for name in ("class_per_folder", "use_labels", "only_labelled", "only_captioned"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r}.")
         wanted = [word for word, given in self._label_words() if given]
@@ -78,6 +102,9 @@ class DataSettings:
             raise UserError(f"--no-labels and {wanted[0]} exclude each other: give one of them.")
         if self.labels is not None and self.class_per_folder:
             raise UserError("--labels and --class-per-folder both say which labels the images have: give one of them.")
+        stray = [word for word, given in self._caption_words() if given]
+        if self.captions is None and stray:
+            raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
         fraction = self.valid_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise UserError(f"valid_fraction must be at least 0 (no validation) and below 1, not {fraction!r}.")
@@ -88,6 +115,14 @@ class DataSettings:
             ("--class-per-folder", self.class_per_folder),
             ("--labels-per-class", self.labels_per_class is not None),
             ("--only-labelled", self.only_labelled),
+        ]
+
+    def _caption_words(self) -> list[tuple[str, bool]]:
+        return [
+            ("--split", self.split is not None),
+            ("--captioned-images", self.captioned_images is not None),
+            ("--only-captioned", self.only_captioned),
+            ("--two-step", self.images_from is not None),
         ]
 
     @property
@@ -148,6 +183,7 @@ class Settings:
     train: TrainConfig
     labels: LabelSettings = dataclasses.field(default_factory=LabelSettings)
     chosen: frozenset[str] = frozenset()
+    captions: CaptionSettings = dataclasses.field(default_factory=CaptionSettings)
 
     def for_labels(self, n_labelled: int, n_unlabelled: int) -> "Settings":
         """With the defaults for learning labels, suited to the number of images, where nobody chose otherwise.
@@ -172,11 +208,37 @@ class Settings:
             flat["max_epochs"] = max(LEAST_EPOCHS, -(-LEAST_STEPS // steps))
         if "validate_every" not in self.chosen:
             flat["validate_every"] = -(-STEPS_BETWEEN_VALIDATIONS // steps)
+        return self._with(flat)
+
+    def for_captions(self, n_captioned: int, n_others: int, n_captions: int) -> "Settings":
+        """With the defaults for learning captions, where nobody chose otherwise; see learning/caption_training.py.
+
+        n_captioned  images that have a caption (or a label), n_others those that have nothing
+        n_captions   captions to learn from
+        """
+        flat = {**CAPTION_DEFAULTS, "two_step": self.data.images_from is not None}
+        if n_captions < MANY_CAPTIONS:
+            flat |= FEW_CAPTIONS
+        flat = {name: value for name, value in flat.items() if name not in self.chosen}
+        size = flat["batch_size"] = min(flat.get("batch_size", self.train.batch_size), n_captioned + n_others)
+        per_batch = flat["captioned_per_batch"] = min(self.captions.captioned_per_batch, max(1, size - 1))
+        beside = 0 if flat.get("two_step", self.captions.two_step) else n_others
+        steps = max(1, beside // min(size - per_batch, beside) if beside else n_captioned // size)
+        if not self.chosen & {"max_epochs", "max_steps"}:
+            flat["max_epochs"] = max(LEAST_EPOCHS, -(-CAPTION_STEPS // steps))
+        if "validate_every" not in self.chosen:
+            flat["validate_every"] = max(1, round(CAPTION_STEPS_TO_VALIDATION / steps))
+        if "patience" not in self.chosen:  # counted in epochs
+            flat["patience"] = CAPTION_PATIENCE * flat.get("validate_every", self.train.validate_every)
+        return self._with(flat)
+
+    def _with(self, flat: Mapping[str, Any]) -> "Settings":
         return dataclasses.replace(
             self,
             model=dataclasses.replace(self.model, **_part(ModelSettings, flat)),
             train=dataclasses.replace(self.train, **_part(TrainConfig, flat)),
             labels=dataclasses.replace(self.labels, **_part(LabelSettings, flat)),
+            captions=dataclasses.replace(self.captions, **_caption_part(flat)),
         )
 
 
@@ -202,6 +264,13 @@ def _part(kind: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name in names}
 
 
+def _caption_part(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of captions, under their own names."""
+    names = {field.name for field in dataclasses.fields(CaptionSettings)}
+    words = {name: _CAPTION_NAMES.get(name, name) for name in names}
+    return {name: flat[word] for name, word in words.items() if word in flat}
+
+
 def _build(flat: Mapping[str, Any]) -> Settings:
     model = ModelSettings(**_part(ModelSettings, flat))
     if flat.get("source") is None:
@@ -211,7 +280,8 @@ def _build(flat: Mapping[str, Any]) -> Settings:
         channels, height, _ = preset(model.preset).image_shape
         data = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
     labels = LabelSettings(**_part(LabelSettings, _numbers(flat)))
-    return Settings(data, model, TrainConfig.from_dict(_part(TrainConfig, flat)), labels, frozenset(flat))
+    train = TrainConfig.from_dict(_part(TrainConfig, flat))
+    return Settings(data, model, train, labels, frozenset(flat), CaptionSettings(**_caption_part(flat)))
 
 
 def _numbers(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,10 +308,12 @@ def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         about, architecture = meta["about"], meta["about"]["architecture"]
         model = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
         labels = about["labels"]["settings"] if about.get("labels") else {}
+        captions = about["captions"]["settings"] if about.get("captions") else {}
         return {
             **meta["config"],
             **model,
             **{name: about[name] for name in ("pooling", "gradient", "alpha0")},
+            **{_CAPTION_NAMES.get(name, name): value for name, value in captions.items()},
             **labels,
         }
     except (KeyError, TypeError) as error:
@@ -254,6 +326,7 @@ def _known(name: str, origin: str) -> str:
     word = WORDS.get(word, word)
     kinds: tuple[Any, ...] = (DataSettings, ModelSettings, TrainConfig, LabelSettings)
     known = [field.name for kind in kinds for field in dataclasses.fields(kind)]
+    known += [_CAPTION_NAMES.get(field.name, field.name) for field in dataclasses.fields(CaptionSettings)]
     if word not in known:
         near = get_close_matches(word, [*known, *WORDS, "paper"], n=1, cutoff=0.4)
         hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."

@@ -2,51 +2,36 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
+from semisight.app.captioning import seen_file, vocabulary_file, write_files
+from semisight.app.captioning_sets import BUILTIN, sets_of
 from semisight.app.classifier import fit_calibration
-from semisight.app.describe import describe_architecture, describe_data, describe_labels
+from semisight.app.describe import describe_architecture, describe_captions, describe_data, describe_labels
+from semisight.app.recipes import caption_recipe, image_recipe, label_recipe, vocabulary_of, with_model_of
 from semisight.app.runs import (
     DataRecord,
     Run,
-    build_objective,
     calibration_file,
     comparison_file,
     data_file,
     load_run,
     report_file,
 )
-from semisight.app.sets import Progress, Sets, load_sets
-from semisight.app.settings import Settings
-from semisight.data.image_set import ImageSet, random_order
+from semisight.app.sets import Progress, Sets
+from semisight.app.settings import DataSettings, Settings
 from semisight.errors import UserError
 from semisight.learning.config import TrainConfig
 from semisight.learning.devices import choose_device
 from semisight.learning.interrupts import Interrupted
-from semisight.learning.label_training import (
-    build_label_objective,
-    held_out_validator,
-    label_plan,
-    refresher,
-)
-from semisight.learning.objective import ImageObjective
 from semisight.learning.runs import RunFolder
-from semisight.learning.state import TrainerState
-from semisight.learning.step import Objective, Plan
 from semisight.learning.trainer import Fitted, Trainer
-from semisight.model.architecture import Architecture
 
 Say = Callable[[str], None]
-
-_START_IMAGES = 2000  # enough for the mean and the variance that a model starts from
-_START = 7  # a stream of the seed of its own
-_HELD_OUT_METRIC = "nll"
 
 
 @dataclass(frozen=True)
@@ -58,32 +43,26 @@ class Trained:
     sets: Sets
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What the trainer is given: with labels another objective, other batches, and another validation."""
-
-    objective: Objective
-    about: Mapping[str, Any]
-    config: TrainConfig
-    plan: Plan | None = None
-    validate: Callable[[nn.Module], Mapping[str, float]] | None = None
-    on_epoch: Callable[[TrainerState], None] | None = None
-
-
 def reload_sets(
-    run: Run, source: str | None = None, labels: str | None = None, progress: Progress | None = None
+    run: Run,
+    source: str | None = None,
+    labels: str | None = None,
+    progress: Progress | None = None,
+    captions: str | None = None,
 ) -> Sets:
-    """The images that a run learned from, parted as they were; `source` and `labels` if they have moved."""
+    """The images that a run learned from, parted as they were; `source`, `labels`, `captions` if they have moved."""
     data = run.data().settings
-    moved = {name: value for name, value in (("source", source), ("labels", labels)) if value is not None}
+    places = {"source": source, "labels": labels, "captions": captions}
+    moved = {name: value for name, value in places.items() if value is not None}
     try:
-        return load_sets(dataclasses.replace(data, **moved), run.config.seed, progress)  # type: ignore[arg-type]
+        return sets_of(dataclasses.replace(data, **moved), run.config.seed, progress)  # type: ignore[arg-type]
     except UserError as error:
         if moved:
             raise
         raise UserError(
             f"what {run.folder.path} learned from cannot be read: {error}\nGive --data if the images have moved"
-            f"{'' if data.labels is None else ', --labels if the labels have'}."
+            f"{'' if data.labels is None else ', --labels if the labels have'}"
+            f"{'' if data.captions in (None, BUILTIN) else ', --captions if the captions have'}."
         ) from error
 
 
@@ -93,20 +72,26 @@ def train_run(
     """Trains in the folder `path`. Raises Interrupted after Ctrl-C or SIGTERM, once a checkpoint is saved."""
     folder = RunFolder(path)
     check_folder(folder, resume, overwrite)
-    sets = load_sets(settings.data, settings.train.seed, progress)
-    data = dataclasses.replace(
-        settings.data,
-        source=lasting(settings.data.source),
-        labels=None if settings.data.labels is None else lasting(settings.data.labels),
-    )
-    if sets.has_labels:
-        settings = settings.for_labels(sets.n_labelled, len(sets.train) - sets.n_labelled)
+    settings = settings if resume else with_model_of(settings)
+    sets = sets_of(settings.data, settings.train.seed, progress)
+    data = found_from_anywhere(settings.data)
+    settings = suited(settings, sets)
     architecture = settings.model.architecture(sets.train.shape)
-    for line in describe_data(sets, data.source) + describe_labels(sets, settings):
+    for line in describe_data(sets, data.source):
+        say(line)
+    vocabulary = None
+    if sets.has_captions:
+        vocabulary = vocabulary_of(settings, sets)
+        for line in describe_captions(sets, settings, len(vocabulary)):
+            say(line)
+    for line in describe_labels(sets, settings) if sets.has_labels or not sets.has_captions else []:
         say(line)
     for line in describe_architecture(architecture) + advice(settings.train):
         say(line)
-    recipe = (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
+    if vocabulary is not None:
+        recipe = caption_recipe(settings, sets, architecture, vocabulary, folder if resume else None)
+    else:
+        recipe = (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
     trainer = Trainer(
         recipe.objective,
         sets.train,
@@ -121,9 +106,11 @@ def train_run(
     record = DataRecord.of(data, sets.train, sets.valid)
     if is_first_process() and not resume:
         if overwrite:  # they would show the former run
-            for file in (report_file(folder), calibration_file(folder), comparison_file(folder)):
-                file.unlink(missing_ok=True)
+            for file in (report_file, calibration_file, comparison_file, vocabulary_file, seen_file):
+                file(folder).unlink(missing_ok=True)
         record.write(data_file(folder))
+        if vocabulary is not None:
+            write_files(folder, vocabulary, sets.train.captions or ())
     try:
         fitted = trainer.fit(resume=resume, overwrite=overwrite)
     except Interrupted:
@@ -137,57 +124,27 @@ def train_run(
     return Trained(folder, fitted, sets)
 
 
-def image_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> Recipe:
-    about = settings.model.about(architecture)
-    objective = build_objective(about, settings.train.seed)
-    start(objective, sets.train, settings.train.seed)
-    config = settings.train
-    if config.metric == _HELD_OUT_METRIC:  # settings taken over from a run with labels
-        config = dataclasses.replace(config, metric="bound", metric_rises=True)
-    return Recipe(objective, about, _logged(config, max(1, len(sets.train) // config.batch_size)))
+def suited(settings: Settings, sets: Sets) -> Settings:
+    """With the defaults for what there is to learn."""
+    if not sets.has_captions:
+        return settings.for_labels(sets.n_labelled, len(sets.train) - sets.n_labelled) if sets.has_labels else settings
+    known = [bool(of_image) for of_image in sets.train.captions or ()]
+    if sets.train.labels is not None:
+        known = [has or label >= 0 for has, label in zip(known, sets.train.labels.tolist(), strict=True)]
+        # the pull of unlabelled images is for labels alone (learning/label_objective.py)
+        settings = dataclasses.replace(settings, labels=dataclasses.replace(settings.labels, pull=False))
+    return settings.for_captions(sum(known), len(known) - sum(known), sets.n_captions)
 
 
-def label_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> Recipe:
-    """Which weights are best is decided by held-out labels; where there are none, the last ones are used."""
-    if int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1:
-        raise UserError("labels are learned in one process: start without torchrun and with processes 1.")
-    seed, labels, train = settings.train.seed, sets.train.labels, sets.train
-    assert labels is not None
-    images = image_recipe(settings, sets, architecture)
-    assert isinstance(images.objective, ImageObjective)
-    about = {
-        **images.about,
-        "labels": {
-            "class_names": list(train.class_names),
-            "n_train": len(train),
-            "n_labelled": sets.n_labelled,
-            "held_out": sets.n_held_out,
-            "settings": settings.labels.to_dict(),
-        },
-    }
-    config = settings.train
-    plan = label_plan(labels, settings.labels, config.batch_size)
-    objective = build_label_objective(
-        images.objective, labels, len(train.class_names), settings.labels, config.batch_size, seed
+def found_from_anywhere(data: DataSettings) -> DataSettings:
+    """The same with paths that hold from any folder."""
+    return dataclasses.replace(
+        data,
+        source=lasting(data.source),
+        labels=None if data.labels is None else lasting(data.labels),
+        captions=data.captions if data.captions in (None, BUILTIN) else lasting(data.captions),
+        images_from=None if data.images_from is None else lasting(data.images_from),
     )
-    if sets.n_held_out and config.metric == "bound":
-        config = dataclasses.replace(config, metric=_HELD_OUT_METRIC, metric_rises=False)
-    elif not sets.n_held_out:
-        config = dataclasses.replace(config, metric="bound", metric_rises=True)
-    return Recipe(
-        objective,
-        about,
-        _logged(config, plan.steps_per_epoch),
-        plan,
-        None if sets.valid is None else held_out_validator(sets.valid, seed, config.validation_batch_size),
-        refresher(objective, train, seed, config.validate_every) if settings.labels.pull else None,
-    )
-
-
-def _logged(config: TrainConfig, steps_per_epoch: int) -> TrainConfig:
-    """A small set has few steps in an epoch: its curves still get a point for each."""
-    steps = steps_per_epoch * config.validate_every
-    return dataclasses.replace(config, log_every=min(config.log_every, steps))
 
 
 def calibrate(run: Run, sets: Sets) -> None:
@@ -203,12 +160,6 @@ def _write_if_resumed(record: DataRecord, folder: RunFolder, resume: bool) -> No
     """Only now is it certain that these are the run's images: the trainer has compared them."""
     if resume and is_first_process():
         record.write(data_file(folder))
-
-
-def start(objective: ImageObjective, train: ImageSet, seed: int) -> None:
-    """Image bias, scale and precision from some of the training images."""
-    chosen = random_order(len(train), seed, _START)[:_START_IMAGES].sort().values
-    objective.model.start_from(train.batch(chosen))
 
 
 def check_folder(folder: RunFolder, resume: bool, overwrite: bool) -> None:

@@ -56,6 +56,15 @@ def train(
     xi: options.Xi = None,
     pull: options.Pull = None,
     paper: options.Paper = None,
+    captions: options.CaptionFile = None,
+    split: options.Split = None,
+    captioned_images: options.CaptionedImages = None,
+    only_captioned: options.OnlyCaptioned = None,
+    two_step: options.TwoStep = None,
+    cell: options.Cell = None,
+    hidden_size: options.HiddenSize = None,
+    min_count: options.MinCount = None,
+    caption_xi: options.CaptionXi = None,
     preset: options.Preset = None,
     pooling: options.Pooling = None,
     nonlinearity: options.Nonlinearity = None,
@@ -71,14 +80,16 @@ def train(
     precision: options.Precision = None,
     threads: options.Threads = None,
 ) -> None:
-    """Learn from images, and from the labels that some or all of them have, and write the run to a folder.
+    """Learn from images, and from the labels and captions that some or all have, and write the run to a folder.
 
     Labels that the set carries (MNIST, CIFAR, .npz, built-in sets) are used unless [bold]--no-labels[/] is given.
-    Ctrl-C saves first; [bold]--resume[/] goes on exactly there.
+    Labels and captions can be learned together. Ctrl-C saves first; [bold]--resume[/] goes on exactly there.
 
     Example:
 
         semisight train photos/ --labels labels.csv --out runs/photos --size 64
+
+        semisight train photos/ --captions captions.csv --out runs/captions --size 64
 
         semisight train photos/ --out runs/photos --size 64
 
@@ -89,6 +100,9 @@ def train(
         "labels": labels, "class_per_folder": class_per_folder, "use_labels": False if no_labels else None,
         "labels_per_class": labels_per_class, "only_labelled": only_labelled,
         "head": head, "xi": xi, "pull": pull, "paper": paper,
+        "captions": captions, "split": split, "captioned_images": captioned_images, "only_captioned": only_captioned,
+        "images_from": two_step, "cell": cell, "hidden_size": hidden_size, "embedding_size": hidden_size,
+        "min_count": min_count, "caption_xi": caption_xi,
         "preset": preset, "pooling": pooling, "nonlinearity": nonlinearity, "gradient": gradient,
         "epochs": epochs, "minutes": minutes, "batch_size": batch_size, "learning_rate": learning_rate,
         "schedule": schedule, "average": average, "seed": seed,
@@ -129,7 +143,9 @@ def _train(
         say(f"{fitted.bad_steps} steps were left out because they were not finite.")
     if report:
         _report_of_training(out, trained.sets)
-    say(f"Next: semisight predict {out} IMAGES" if trained.sets.has_labels else
+    sets = trained.sets
+    following = "caption" if sets.has_captions else "predict" if sets.has_labels else None
+    say(f"Next: semisight {following} {out} IMAGES" if following else
         f"Next: semisight generate {out} --out samples.png")  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semisight.app.recipes import start
 from semisight.app.report.charts import nats
 from semisight.app.runs import Run, build_objective
 from semisight.app.sets import Sets
-from semisight.app.training import start
 from semisight.data.image_set import ImageSet, random_order
 from semisight.learning.validation import validate
 
