@@ -48,6 +48,21 @@ def _image_model(request: Request) -> list[Row]:
     ]
 
 
+def _table1(request: Request) -> list[Row]:
+    from semisight.experiments import table1
+
+    return table1.run(
+        request.source(),
+        request.file(table1.TABLE),
+        request.rows or table1.ROWS,
+        request.splits,
+        request.minutes,
+        request.smoke,
+        request.threads,
+        request.progress,
+    )
+
+
 def _table2(request: Request) -> list[Row]:
     from semisight.experiments import table2
 
@@ -76,6 +91,7 @@ def _table3(request: Request) -> list[Row]:
 
 EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
     "image-model": _image_model,
+    "table1": _table1,
     "table2": _table2,
     "table3": _table3,
 }

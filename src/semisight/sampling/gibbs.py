@@ -13,6 +13,7 @@ The weight xi that learning puts on labels raises the pseudo-likelihood (9) to a
 xi. A chain works on the decoder and head it is given: they always hold the current draw.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -124,11 +125,13 @@ class GibbsChain:
         check_latents(self.latents, decoder, len(images))
         self.lam = self._first_lambda()
         self.number = 0
+        self.seconds = 0.0  # spent on sweeps, before a resumption too
         self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
         self._digest = saving.data_digest(images, labels)
 
     def sweep(self) -> float:
         """Every variable once; returns the mean square of the residual."""
+        started = time.monotonic()
         alpha0 = self.decoder.log_alpha0.detach().exp()
         for n in slices(len(self.latents), self.config.options.batch_size):
             x, rows = self.x[..., n].contiguous(), self.latents.rows(n)
@@ -138,6 +141,7 @@ class GibbsChain:
         if self.head is not None and self.labels is not None:
             self.lam = self.head.gibbs_step(self.labels, self.latents.codes, self.generator)
         self.number += 1
+        self.seconds += time.monotonic() - started
         return mean_square
 
     def run(
@@ -178,7 +182,7 @@ class GibbsChain:
         for number, (decoder, head) in enumerate(self._kept):
             tensors |= {f"kept-decoder-{number}:{name}": t for name, t in decoder.items()}
             tensors |= {f"kept-head-{number}:{name}": t for name, t in (head or {}).items()}
-        meta = {**self._identity(), "number": self.number, "kept": len(self._kept)}
+        meta = {**self._identity(), "number": self.number, "kept": len(self._kept), "seconds": self.seconds}
         saving.write_chain(path, "gibbs", tensors, meta)
 
     def resume(self, path: str | Path) -> None:
@@ -193,7 +197,7 @@ class GibbsChain:
             saving.load_module(path, tensors, "head", self.head)
             self.lam = tensors["lambda"].to(self.x.device)
         self.generator = saving.generator_from(tensors["generator"])
-        self.number = int(meta["number"])
+        self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
         self._kept = []
         for number in range(int(meta["kept"])):
             head = saving.take(tensors, f"kept-head-{number}")

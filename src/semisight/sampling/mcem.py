@@ -11,6 +11,7 @@ m_step="gradient"   batch by batch, one Adam step on the sampled log-joint, by F
 At test the codes come from `map_codes` (top_map.py).
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -97,6 +98,7 @@ class MCEM:
         )
         check_latents(self.latents, decoder, len(images))
         self.number = 0
+        self.seconds = 0.0  # spent on iterations, before a resumption too
         modules = nn.ModuleList([decoder] if head is None else [decoder, head])
         self._parameters = list(modules.parameters())
         # log alpha0 travels several units where weights travel fractions: ten times their rate, as in learning.
@@ -120,8 +122,10 @@ class MCEM:
 
     def iterate(self) -> Iteration:
         """One pass over the images."""
+        started = time.monotonic()
         mean_square = self._exact_pass() if self.config.m_step == "exact" else self._gradient_pass()
         self.number += 1
+        self.seconds += time.monotonic() - started
         alpha0 = float(self.decoder.log_alpha0.detach().exp())
         return Iteration(self.number, self.config.iterations, alpha0, mean_square)
 
@@ -210,7 +214,8 @@ class MCEM:
         for number, parameter in enumerate(self._parameters):
             state = self._optimiser.state.get(parameter, {})
             tensors |= {f"adam-{number}:{name}": value for name, value in state.items()}
-        saving.write_chain(path, "mcem", tensors, {**self._identity(), "number": self.number})
+        meta = {**self._identity(), "number": self.number, "seconds": self.seconds}
+        saving.write_chain(path, "mcem", tensors, meta)
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a run with the same data and settings was saved; it goes on bit for bit."""
@@ -229,7 +234,7 @@ class MCEM:
                     name: value.to(parameter.device if value.dim() else "cpu") for name, value in state.items()
                 }
         self.generator = saving.generator_from(tensors["generator"])
-        self.number = int(meta["number"])
+        self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
 
     def _identity(self) -> dict[str, Any]:
         head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}

@@ -1,0 +1,91 @@
+"""Table 1 at smoke size: every kind of row runs, is written once, and a chain out of time goes on where it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from semisight.data.image_set import ImageSet
+from semisight.errors import UserError
+from semisight.experiments import results, table1
+
+DIGITS = "builtin:digits"
+
+
+def measured(out: Path, rows: list[str], minutes: float = 25.0) -> list[results.Row]:
+    return table1.run(DIGITS, out, rows, minutes=minutes, smoke=True, threads=1, progress=False)
+
+
+def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
+    out = tmp_path / "table1.csv"
+    rows = ["gibbs", "mcem", "vae-d", "vae", "vae-printed"]
+    added = measured(out, rows)
+    assert [row.key for row in results.read(out)] == [row.key for row in added]
+    assert {row.row for row in added} == {f"smoke/{row}" for row in rows}
+    by = {(row.row.removeprefix("smoke/"), row.metric): row for row in added}
+    for row in rows:
+        assert 0 <= by[row, "error"].value <= 100 and by[row, "ms"].value > 0
+        assert ("60" if row in ("gibbs", "mcem") else "300") == by[row, "error"].N
+    for row in ("gibbs", "mcem"):
+        assert by[row, "test_images"].value == 20
+        assert by[row, "times_vae"].value > 1
+    # sampled pooling averages over 50 passes
+    assert by["vae-printed", "ms"].value > 5 * by["vae", "ms"].value
+    assert list(tmp_path.iterdir()) == [out]
+    assert measured(out, rows) == []
+
+
+@pytest.mark.parametrize("row", ["gibbs", "mcem"])
+def test_a_chain_out_of_time_goes_on_where_it_was(row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    expected = measured(whole, [row])
+    assert measured(parts, [row], minutes=1e-9) == []
+    assert "of" in capsys.readouterr().err
+    saved = tmp_path / "parts-unfinished" / f"smoke-{row}-0.safetensors"
+    assert saved.exists() and not parts.exists()
+    got = measured(parts, [row])
+    assert [(r.metric, r.value) for r in got if r.metric == "error"] == [
+        (r.metric, r.value) for r in expected if r.metric == "error"
+    ]
+    assert not saved.parent.exists()
+
+
+def test_a_saved_chain_of_other_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "table1.csv"
+    assert measured(out, ["gibbs"], minutes=1e-9) == []
+    original = table1.sets
+
+    def changed(data: str | Path, seed: int, smoke: bool = False) -> table1.Sets:
+        of = original(data, seed, smoke)
+        other = ImageSet(1 - of.train.images, of.train.names, of.train.labels, of.train.class_names)
+        return table1.Sets(of.name, other, of.valid, of.test)
+
+    monkeypatch.setattr(table1, "sets", changed)
+    with pytest.raises(UserError, match="other images or labels"):
+        measured(out, ["gibbs"])
+
+
+def test_the_group_names_three_rows_and_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(row in table1.ROWS for rows in table1.GROUPS.values() for row in rows)
+    out = tmp_path / "table1.csv"
+    with pytest.raises(UserError, match="no row 'gibs' in Table 1"):
+        measured(out, ["gibs"])
+    with pytest.raises(UserError, match="measured on MNIST and CIFAR-10"):
+        table1.run(DIGITS, out, ["vae"])
+    images = ImageSet(
+        torch.zeros(30, 3, 32, 32), tuple(map(str, range(30))), torch.arange(30) % 10, tuple("abcdefghij")
+    )
+    monkeypatch.setattr(table1, "load", lambda data, part=None: images)
+    monkeypatch.setitem(table1.N_VALID, "cifar-10", 5)
+    with pytest.raises(UserError, match="supervised-mnist is measured on MNIST"):
+        table1.run("cifar", out, ["supervised-mnist"])
+    assert not out.exists()
+
+
+def test_no_image_is_in_two_parts() -> None:
+    of = table1.sets(DIGITS, seed=1, smoke=True)
+    names = [*of.train.names, *of.valid.names, *of.test.names]
+    assert len(names) == len(set(names))
+    images, labels = table1.some(of.test, 20, 3, 17)
+    again, _ = table1.some(of.test, 20, 3, 17)
+    assert torch.equal(images, again) and len(labels) == 20
