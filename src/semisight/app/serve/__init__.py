@@ -1,0 +1,14 @@
+"""`semisight serve`: a run behind a JSON API, a page to try it on, and a page to label more images.
+
+guard.py       who may ask: host, token, origin; how much a request may send and how long it may take
+web.py         the addresses: requests in, answers out (schemas.py says what both look like)
+uploads.py     bytes that somebody sent to pixels, or a reason why not
+batching.py    requests that wait are answered together, by one thread
+answering.py   what the model says of a batch of images
+library.py     the images of the run: codes, nearest ones, which to label next
+table.py       the table of labels, written so that a crash at any moment loses nothing that was confirmed
+retraining.py  a child process that trains a new run, and how far it is
+service.py     all of these together
+running.py     the process: its socket, its messages, its end
+static/        the pages: plain HTML, CSS and JavaScript that ask no other host for anything
+"""

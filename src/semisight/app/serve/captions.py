@@ -1,0 +1,58 @@
+"""Captions of a batch of codes, each with its probability per word and the range of that over codes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semisight.app.runs import Run
+from semisight.data.tokenizer import readable
+from semisight.data.vocabulary import UNKNOWN, Vocabulary
+from semisight.learning.captioning import BEAM, N_CODES
+from semisight.learning.decoding import beam_search
+from semisight.model.captions import CaptionHead, words_per_caption
+
+_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """probability: of a word, on average (geometric), under the mixture over codes; low and high for nine in ten."""
+
+    text: str
+    probability: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Captioner:
+    head: CaptionHead
+    vocabulary: Vocabulary
+
+    @torch.no_grad()
+    def __call__(self, codes: Tensor, n: int) -> list[tuple[Sentence, ...]]:
+        """The n best captions of each image, for codes [N_s, B, J]."""
+        codes = codes[:N_CODES]
+        beam = max(BEAM, n)
+        found = beam_search(self.head, codes, beam=beam, n_best=n, forbidden=(UNKNOWN,))
+        B, _, T = found.symbols.shape
+        symbols = found.symbols.reshape(B * n, T)
+        owners = torch.arange(B).repeat_interleave(n)
+        words = words_per_caption(symbols).clamp_min(1)
+        each = torch.stack([self.head.log_prob(symbols, code[owners]) for code in codes]) / words  # [N_s, B n]
+        outside = round((1 - _SHARE) / 2 * (len(codes) - 1))
+        ordered = each.exp().sort(0).values
+        mixed = (found.log_prob.reshape(-1) / words).exp()
+        low, high = torch.minimum(ordered[outside], mixed), torch.maximum(ordered[-1 - outside], mixed)
+        sentences = [
+            Sentence(readable(self.vocabulary.tokens(row)), *(round(float(value), 6) for value in values))
+            for row, *values in zip(symbols, mixed, low, high, strict=True)
+        ]
+        usable = found.log_prob.reshape(-1).isfinite().tolist()
+        return [tuple(sentences[i] for i in range(b * n, (b + 1) * n) if usable[i]) for b in range(B)]
+
+
+def captioner_of(run: Run) -> Captioner | None:
+    """The caption part of a run that learned captions."""
+    return None

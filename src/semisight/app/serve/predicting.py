@@ -1,0 +1,145 @@
+"""One request for predictions: its images are read, decoded by some threads, put in the model's queue, and answered."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from semisight.app.pictures import Pixels, picture
+from semisight.app.serve.answering import Answer, Question
+from semisight.app.serve.batching import Full
+from semisight.app.serve.library import encoded
+from semisight.app.serve.limits import Limits
+from semisight.app.serve.service import Service
+from semisight.app.serve.table import Entry
+from semisight.app.serve.uploads import Decoder, Refused
+
+_RAW = ("application/octet-stream", "image/")
+_FORM = "multipart/form-data"
+_NAME = 200  # letters of a file's name that are repeated in an answer
+
+
+def upload_schema(limits: Limits) -> dict[str, Any]:
+    """OpenAPI's description of the body."""
+    image = {"type": "string", "format": "binary"}
+    form = {
+        "type": "object",
+        "properties": {"images": {"type": "array", "items": image, "minItems": 1, "maxItems": limits.images}},
+        "required": ["images"],
+        "additionalProperties": False,
+    }
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {_FORM: {"schema": form}, "application/octet-stream": {"schema": image}},
+        }
+    }
+
+
+class Predicting:
+    def __init__(self, service: Service, decoders: Executor) -> None:
+        self._service, self._decoders = service, decoders
+        self._requests = 0  # being read or answered
+
+    async def __call__(self, request: Request, top: int, captions: int, draw: bool, nearest: int) -> Response:
+        limits = self._service.limits
+        if self._requests >= limits.waiting:
+            raise Full
+        self._requests += 1
+        try:
+            named = await _read(request, limits)
+            answered = self._answers(named, captions, draw, nearest)
+            pixels, answers = await asyncio.wait_for(answered, limits.seconds)
+            content = self._written([name for name, _ in named], pixels, answers, top, draw)
+            return Response(content, media_type="application/json")
+        except TimeoutError:
+            raise HTTPException(503, "this took too long: try again later", {"Retry-After": "5"}) from None
+        finally:
+            self._requests -= 1
+
+    async def _answers(
+        self, named: Sequence[tuple[str, bytes]], captions: int, draw: bool, nearest: int
+    ) -> tuple[list[npt.NDArray[np.uint8]], list[Answer]]:
+        service, loop = self._service, asyncio.get_running_loop()
+        decode = Decoder(service.run.architecture.image_shape, service.limits)
+        waiting = [loop.run_in_executor(self._decoders, decode, content, name) for name, content in named]
+        try:
+            pixels = [await future for future in waiting]
+        finally:
+            for future in waiting:  # the first that cannot be read answers for all
+                future.cancel()
+        questions = [Question(one, draw, nearest, captions) for one in pixels]
+        futures = service.batcher.submit(questions)
+        return pixels, list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+
+    def _written(
+        self,
+        names: Sequence[str],
+        pixels: Sequence[npt.NDArray[np.uint8]],
+        answers: Sequence[Answer],
+        top: int,
+        draw: bool,
+    ) -> bytes:
+        """schemas.PredictOut as JSON, without checking what we made ourselves."""
+        service = self._service
+        known: dict[str, Entry] = {}
+        if any(answer.nearest for answer in answers):
+            known = service.known_labels()
+        classifier = service.run.classifier
+        body = {
+            "run": str(service.run.folder.path),
+            "calibrated": classifier is not None and classifier.calibrated,
+            "images": [
+                {
+                    "name": name,
+                    "labels": [asdict(guess) for guess in answer.labels[:top]],
+                    "captions": [asdict(sentence) for sentence in answer.captions],
+                    "seen": _address(seen.transpose(1, 2, 0)) if draw else None,
+                    "reconstruction": None if answer.drawing is None else _address(answer.drawing),
+                    "nearest": [
+                        {**asdict(near), "label": known.get(near.file, Entry()).label} for near in answer.nearest
+                    ],
+                }
+                for name, seen, answer in zip(names, pixels, answers, strict=True)
+            ],
+        }
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+async def _read(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
+    """(name, bytes) of every image in the body."""
+    kind = request.headers.get("content-type", "").lower()
+    if kind.startswith(_RAW):
+        return [("image", await request.body())]
+    if not kind.startswith(_FORM):
+        raise HTTPException(415, f"send a form ({_FORM}) with files called images, or the bytes of an image")
+    try:
+        async with request.form(max_files=limits.images, max_fields=limits.images) as form:
+            files = [value for key, value in form.multi_items() if key == "images"]
+            if not files or len(files) != len(form.multi_items()):
+                raise Refused("the form must have one or more files called images, and nothing else")
+            return [await _file(value) for value in files]
+    except HTTPException as error:
+        if error.status_code == 400 and "Too many" in str(error.detail):
+            raise HTTPException(413, f"at most {limits.images} images at a time") from None
+        raise
+
+
+async def _file(value: UploadFile | str) -> tuple[str, bytes]:
+    if isinstance(value, str):
+        raise Refused("images must be files, not text")
+    return (value.filename or "image")[:_NAME], await value.read()
+
+
+def _address(pixels: Pixels) -> str:
+    return "data:image/png;base64," + base64.b64encode(encoded(picture(pixels), "PNG")).decode("ascii")
