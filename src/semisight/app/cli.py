@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from semisight import __version__
+from semisight.app.commands.captions import caption
 from semisight.app.commands.experiments import reproduce
 from semisight.app.commands.labels import evaluate, predict
 from semisight.app.commands.start import demo, train
@@ -24,7 +25,7 @@ app = typer.Typer(
 
 for panel, commands in {
     "Start here": (demo, train),
-    "Use a run": (predict, evaluate, reconstruct, generate, report),
+    "Use a run": (predict, caption, evaluate, reconstruct, generate, report),
     "Science": (reproduce,),
 }.items():
     for command in commands:

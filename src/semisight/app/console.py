@@ -50,12 +50,12 @@ def stopping(advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def reading() -> Iterator[Callable[[int, int], None]]:
-    """A bar, on a terminal, for the images of a folder as they are read."""
+def reading(what: str = "reading images") -> Iterator[Callable[[int, int], None]]:
+    """A bar, on a terminal, for images as they are read, or for what else is done with them."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("reading images"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     bar = Progress(*columns, console=console, transient=True)
     task = None
@@ -74,7 +74,8 @@ def reading() -> Iterator[Callable[[int, int], None]]:
     try:
         yield progress
     finally:
-        bar.stop()
+        if task is not None:
+            bar.stop()
 
 
 def complain(message: str) -> None:

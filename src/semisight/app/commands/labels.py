@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 import typer
 
 from semisight.app import options
+from semisight.app.commands.captions import evaluate_captions_of
 from semisight.app.console import note, prepare_process, reading, say, to_file_or_screen
+from semisight.errors import UserError
 
 
 def predict(
@@ -59,6 +61,11 @@ def evaluate(
     ] = None,
     labels: options.LabelFile = None,
     class_per_folder: options.ClassPerFolder = None,
+    captions: options.CaptionFile = None,
+    split: options.Split = None,
+    meteor: Annotated[
+        bool, typer.Option(help="METEOR, too, if Java and semisight[metrics] are there.", rich_help_panel="Captions")
+    ] = True,
     part: Annotated[
         Literal["train", "test"] | None,
         typer.Option(help="Which part of MNIST or CIFAR.", show_default="train"),
@@ -75,9 +82,14 @@ def evaluate(
 ) -> None:
     """Compare a run's labels with the true ones: error, top-K error, confusion, calibration, Brier score.
 
+    Or its captions with people's ([bold]--captions[/], or a run without labels): BLEU, METEOR, ROUGE-L, CIDEr,
+    perplexity, and how many are distinct or known by heart.
+
     Example:
 
         semisight evaluate runs/mnist mnist/ --part test
+
+        semisight evaluate runs/captions photos/ --captions dataset_flickr8k.json --split test
 
         semisight evaluate runs/photos more-photos/ --labels labels.csv --format json --out numbers.json
     """
@@ -92,6 +104,16 @@ def evaluate(
     if out is not None:
         refuse_existing([out], overwrite)
     loaded = load_run(run, checkpoint, device)
+    if captions is not None or split is not None or (loaded.classifier is None and loaded.captioner is not None):
+        loaded.captions()
+        unused = [("--labels", labels), ("--class-per-folder", class_per_folder), ("--part", part), ("--top", top)]
+        for word, value in unused:
+            if value is not None:
+                raise UserError(f"{word} is about labels, and captions are evaluated here: leave it out.")
+        evaluate_captions_of(
+            loaded, data, captions=captions, split=split, limit=limit, meteor=meteor, format=format, out=out
+        )
+        return
     loaded.labels()
     with reading() as progress:
         found = labelled_images(
