@@ -114,6 +114,17 @@ def _options(text: str, query: str, known: tuple[str, ...]) -> dict[str, int]:
     return options
 
 
+def is_image_folder(path: Path) -> bool:
+    """Whether a path is a folder of plain image files, not one that MNIST's or CIFAR's files make up."""
+    from semisight.data.cifar import is_cifar_folder
+    from semisight.data.idx import find_idx_images
+
+    try:
+        return path.is_dir() and find_idx_images(path, "train") is None and not is_cifar_folder(path)
+    except (OSError, ValueError):  # what is wrong is said when it is loaded
+        return False
+
+
 def _load_folder(
     path: Path,
     size: int | None,
