@@ -16,7 +16,7 @@ from torch import Tensor
 
 from semisight.app.pictures import Pixels, to_pixels
 from semisight.app.runs import Run
-from semisight.app.serve.captions import Captioner, Sentence
+from semisight.app.serve.captions import Sentence, describer_of
 from semisight.app.serve.neighbours import Neighbour, Neighbours
 from semisight.model.image_encoder import Noise, Posterior
 from semisight.model.image_model import batch_first, batch_last
@@ -59,8 +59,8 @@ class Answer:
 class Answerer:
     """A run, ready to be asked; `neighbours` arrive later, once the images of the run have been read."""
 
-    def __init__(self, run: Run, captioner: Captioner | None = None, seed: int = 0) -> None:
-        self.run, self.captioner = run, captioner
+    def __init__(self, run: Run, seed: int = 0) -> None:
+        self.run, self.describer = run, describer_of(run)
         self.neighbours: Neighbours | None = None
         generator = torch.Generator().manual_seed(seed)
         self._draws = N_CODES if run.model.pooling == "sampled" else 1
@@ -133,8 +133,8 @@ class Answerer:
     def _captions(self, codes: Tensor, questions: Sequence[Question]) -> list[tuple[Sentence, ...]]:
         result: list[tuple[Sentence, ...]] = [()] * len(questions)
         asked = [place for place, question in enumerate(questions) if question.captions]
-        if self.captioner is not None and asked:
-            found = self.captioner(codes[:, asked], max(questions[place].captions for place in asked))
+        if self.describer is not None and asked:
+            found = self.describer(codes[:, asked], max(questions[place].captions for place in asked))
             for place, sentences in zip(asked, found, strict=True):
                 result[place] = sentences[: questions[place].captions]
         return result

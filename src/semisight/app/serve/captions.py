@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from semisight.app.runs import Run
-from semisight.data.tokenizer import readable
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.learning.captioning import BEAM, N_CODES
 from semisight.learning.decoding import beam_search
@@ -26,7 +25,9 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Captioner:
+class Describer:
+    """The caption head of a run."""
+
     head: CaptionHead
     vocabulary: Vocabulary
 
@@ -38,7 +39,7 @@ class Captioner:
         found = beam_search(self.head, codes, beam=beam, n_best=n, forbidden=(UNKNOWN,))
         B, _, T = found.symbols.shape
         symbols = found.symbols.reshape(B * n, T)
-        owners = torch.arange(B).repeat_interleave(n)
+        owners = torch.arange(B, device=codes.device).repeat_interleave(n)
         words = words_per_caption(symbols).clamp_min(1)
         each = torch.stack([self.head.log_prob(symbols, code[owners]) for code in codes]) / words  # [N_s, B n]
         outside = round((1 - _SHARE) / 2 * (len(codes) - 1))
@@ -46,13 +47,13 @@ class Captioner:
         mixed = (found.log_prob.reshape(-1) / words).exp()
         low, high = torch.minimum(ordered[outside], mixed), torch.maximum(ordered[-1 - outside], mixed)
         sentences = [
-            Sentence(readable(self.vocabulary.tokens(row)), *(round(float(value), 6) for value in values))
+            Sentence(self.vocabulary.text(row), *(round(float(value), 6) for value in values))
             for row, *values in zip(symbols, mixed, low, high, strict=True)
         ]
         usable = found.log_prob.reshape(-1).isfinite().tolist()
         return [tuple(sentences[i] for i in range(b * n, (b + 1) * n) if usable[i]) for b in range(B)]
 
 
-def captioner_of(run: Run) -> Captioner | None:
-    """The caption part of a run that learned captions."""
-    return None
+def describer_of(run: Run) -> Describer | None:
+    """For a run that learned captions."""
+    return None if run.captioner is None else Describer(run.captioner.head, run.captioner.vocabulary)

@@ -14,11 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from semisight.app.captioning_sets import sets_of
 from semisight.app.outputs import load_for
 from semisight.app.pictures import picture
 from semisight.app.runs import Run
 from semisight.app.serve.table import Entry, name_key
-from semisight.app.sets import load_sets
+from semisight.app.settings import DataSettings
 from semisight.data.image_set import ImageSet, random_order
 from semisight.data.pictures import Unreadable, read_header, read_pixels
 from semisight.errors import UserError
@@ -38,12 +39,14 @@ class Library:
     parts: tuple[ImageSet, ...]
     n_train: int
     source: str
-    known: dict[str, Entry] = field(default_factory=dict)  # what the run was told about its images
+    known: dict[str, Entry] = field(default_factory=dict)  # labels that the run was told
+    captions: dict[str, tuple[str, ...]] = field(default_factory=dict)  # and captions
     _place: dict[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
     _named: dict[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        place = {name: (p, i) for p, part in enumerate(self.parts) for i, name in enumerate(part.names)}
+        places = ((name, (p, i)) for p, part in enumerate(self.parts) for i, name in enumerate(part.names))
+        place = {name: at for name, at in places if _can_be_written(name)}
         last: dict[str, str | None] = {}
         for name in place:
             end = name_key(name).rsplit("/", 1)[-1]
@@ -110,10 +113,10 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
         return Library((images,), 0, str(Path(folder).expanduser().absolute()))
     data = dataclasses.replace(run.data().settings, only_labelled=False)
     try:
-        sets = load_sets(data, run.config.seed, progress)
-    except UserError:  # perhaps only its labels have moved: the images are worth having without them
-        alone = dataclasses.replace(data, labels=None, labels_per_class=None, class_per_folder=False, use_labels=False)
-        sets = load_sets(alone, run.config.seed, progress)
+        sets = sets_of(data, run.config.seed, progress)
+    except UserError:  # perhaps only labels or captions have moved: the images are worth having without them
+        alone = DataSettings(data.source, data.size, data.channels, data.limit, data.valid_fraction, use_labels=False)
+        sets = sets_of(alone, run.config.seed, progress)
     parts = (sets.train,) if sets.valid is None else (sets.train, sets.valid)
     if sets.train.shape != run.architecture.image_shape:
         raise UserError(f"the images of {data.source} have another size than those that the run learned from.")
@@ -124,7 +127,14 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
         for name, c in zip(part.names, part.labels.tolist(), strict=True)
         if c >= 0
     }
-    return Library(parts, len(sets.train), data.source, known)
+    captions = {
+        name: said
+        for part in parts
+        if part.captions is not None
+        for name, said in zip(part.names, part.captions, strict=True)
+        if said
+    }
+    return Library(parts, len(sets.train), data.source, known, captions)
 
 
 @torch.no_grad()
@@ -135,7 +145,8 @@ def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
     total = min(len(library), MOST_ENCODED)
     for number, positions in library.sample(run.config.seed):
         part = library.parts[number]
-        for index in positions.split(_BATCH):
+        named = torch.tensor([part.names[i] in library for i in positions.tolist()], dtype=torch.bool)
+        for index in positions[named].split(_BATCH):
             codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
             names += [part.names[i] for i in index.tolist()]
             learned += [number == 0 and library.n_train > 0] * len(index)
@@ -146,6 +157,15 @@ def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
         decisions = classifier.head.decision(together.to(run.device)).cpu()
         probabilities = classifier.calibration.probabilities(decisions)
     return Encoded(tuple(names), together, probabilities, torch.tensor(learned))
+
+
+def _can_be_written(name: str) -> bool:
+    """Linux lets a name be any bytes; one that is no text has no place in a table."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:

@@ -4,6 +4,8 @@ The child writes what it says to RUN/output.txt, not to a pipe: should the serve
 """
 
 import contextlib
+import csv
+import io
 import os
 import subprocess
 import sys
@@ -16,7 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from semisight.app.runs import Run
+from semisight.app.serve.table import Entry
 from semisight.errors import UserError
+from semisight.files import write_atomic
 from semisight.learning.config import read_settings
 from semisight.learning.logs import read_log
 
@@ -147,24 +151,44 @@ class Retraining:
         )
 
 
-def train_command(run: Run, source: str, table: Path, out: Path, *, captions: bool, minutes: float | None) -> list[str]:
-    """The words of a training like that of `run`, from the same images and all labels of the table."""
+def train_command(
+    run: Run, source: str, labels: Path | None, captions: Path | None, out: Path, minutes: float | None
+) -> list[str]:
+    """The words of a training like that of `run`, from these labels and captions."""
     data, (channels, height, width) = run.data().settings, run.architecture.image_shape
-    words = [sys.executable, "-m", "semisight", "train", source, "--out", str(out), "--labels", str(table)]
+    words = [sys.executable, "-m", "semisight", "train", source, "--out", str(out)]
+    words += ["--no-labels"] if labels is None else ["--labels", str(labels)]
+    words += [] if captions is None else ["--captions", str(captions)]
     words += ["--valid-fraction", str(data.valid_fraction), "--channels", str(channels)]
     if height == width:
         words += ["--size", str(height)]
     if data.limit is not None:
         words += ["--limit", str(data.limit)]
-    if run.classifier is not None:  # without labels other settings were right
+    if (labels is None) == (run.classifier is None):  # with labels other settings are right than without
         words += ["--config", str(run.folder.config)]
-    if data.only_labelled:
+    if data.only_labelled and labels is not None:
         words += ["--only-labelled"]
-    if captions:
-        words += ["--captions", str(table)]
+    if captions is not None and data.only_captioned:
+        words += ["--only-captioned"]
+    if captions is not None and data.images_from is not None:
+        words += ["--two-step", data.images_from]
     if minutes is not None:
         words += ["--minutes", str(minutes)]
     return [*words, "--threads", str(max(1, (os.cpu_count() or 1) - 1))]  # one is left for the answers
+
+
+def write_captions(out: Path, known: Mapping[str, tuple[str, ...]], entries: Mapping[str, Entry]) -> Path:
+    """All captions, those that the run was told and those of the table, as a file of the new run."""
+    captions = {name: list(said) for name, said in known.items()}
+    for name, entry in entries.items():
+        if entry.caption and entry.caption not in captions.get(name, ()):
+            captions.setdefault(name, []).append(entry.caption)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "caption"])
+    writer.writerows((name, one) for name, said in captions.items() for one in said)
+    write_atomic(out / "captions.csv", text.getvalue())
+    return out / "captions.csv"
 
 
 def _new_folder(beside: Path) -> Path:

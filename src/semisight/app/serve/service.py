@@ -16,11 +16,10 @@ import torch
 from semisight.app.runs import Run, Which, load_run
 from semisight.app.serve.answering import Answer, Answerer, Question
 from semisight.app.serve.batching import Batcher
-from semisight.app.serve.captions import captioner_of
 from semisight.app.serve.library import Encoded, Library, encode_library, read_library
 from semisight.app.serve.limits import Limits
 from semisight.app.serve.neighbours import Neighbours
-from semisight.app.serve.retraining import Retraining, train_command
+from semisight.app.serve.retraining import Retraining, train_command, write_captions
 from semisight.app.serve.suggestions import choose
 from semisight.app.serve.table import Entry, Table
 from semisight.errors import UserError
@@ -72,7 +71,7 @@ class Service:
 
     def __init__(self, run: Run, options: Options) -> None:
         self.options, self.limits = options, options.limits
-        self.answerer = Answerer(run, captioner_of(run))
+        self.answerer = Answerer(run)
         self.batcher: Batcher[Question, Answer] = Batcher(
             self._answer, batch=self.limits.batch, waiting=self.limits.waiting
         )
@@ -234,20 +233,23 @@ class Service:
 
     def retrain(self, minutes: float | None) -> None:
         run, library, table = self.run, self.library, self.table
-        labels = {entry.label for entry in self.entries().values() if entry.label}
-        if len(labels) < 2:
+        entries = self.entries()
+        classes = {entry.label for entry in entries.values() if entry.label}
+        has_captions = run.captioner is not None
+        if len(classes) < 2 and not has_captions:
             raise UserError("there is nothing to tell apart yet: label images of at least two classes.")
-        captions = self.answerer.captioner is not None
-        self.training.start(
-            lambda out: train_command(run, library.source, table.path, out, captions=captions, minutes=minutes),
-            run.folder.path.absolute(),
-        )
+        labels = table.path if len(classes) > 1 else None
+
+        def command(out: Path) -> list[str]:
+            captions = write_captions(out, library.captions, entries) if has_captions else None
+            return train_command(run, library.source, labels, captions, out, minutes)
+
+        self.training.start(command, run.folder.path.absolute())
 
     def _take_over(self, folder: Path) -> None:
         """The new run answers from now on; its images are the same, their codes are not."""
         run = load_run(folder, self.options.checkpoint, self.options.device)
-        answerer = Answerer(run, captioner_of(run))
-        answerer.neighbours = None
+        answerer = Answerer(run)
         self.answerer = answerer
         with self._lock:
             self._encoded = None

@@ -78,7 +78,7 @@ def create_app(service: Service, access: Access) -> FastAPI:
             step=run.step,
             image=list(run.architecture.image_shape),
             classes=service.classes(),
-            captions=service.answerer.captioner is not None,
+            captions=service.answerer.describer is not None,
             advice="" if run.classifier is None else run.classifier.believable(),
             waiting=service.batcher.waiting,
             reading=schemas.ReadingOut(**asdict(service.reading)),

@@ -97,14 +97,27 @@ function next() {
   if (queue.length < AHEAD / 2) refill();
 }
 
+// A class called 7 has the key 7; the others have those that are left, in their order.
+function keysOf(names) {
+  const own = new Set(names.filter((name) => name.length === 1 && KEYS.includes(name)));
+  const left = [...KEYS].filter((key) => !own.has(key));
+  const keys = new Map();
+  for (const name of names) {
+    const key = own.has(name) ? name : left.shift();
+    if (key !== undefined) keys.set(name, key);
+  }
+  return keys;
+}
+
 function showChoices() {
+  const keys = keysOf(classes);
   const guesses = new Map((current?.guesses ?? []).map((one) => [one.label, one.probability]));
   const best = current?.guesses[0]?.label;
-  byId("choices").replaceChildren(...(current ? classes : []).slice(0, 60).map((name, place) => {
+  byId("choices").replaceChildren(...(current ? classes : []).slice(0, 60).map((name) => {
     const p = guesses.get(name);
     const button = make("button", { type: "button", title: name, className: name === best ? "guess" : "" });
     if (p !== undefined) button.append(make("i", { style: { width: `${100 * p}%` } }));
-    if (place < KEYS.length) button.append(make("kbd", { textContent: KEYS[place] }));
+    if (keys.has(name)) button.append(make("kbd", { textContent: keys.get(name) }));
     button.append(make("span", { className: "name", textContent: name }));
     if (p !== undefined) button.append(make("span", { className: "share", textContent: percent(p) }));
     button.addEventListener("click", () => choose(name));
@@ -162,10 +175,10 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
   if (event.key === "Escape") document.activeElement?.blur();
   if (event.target.matches("input")) return;
-  const place = KEYS.indexOf(event.key);
   const actions = { s: () => byId("skip").click(), u: takeBack, Backspace: takeBack, c: () => byId("caption").focus(), "/": () => byId("word").focus() };
-  if (place >= 0 && event.key.length === 1) {
-    if (!event.repeat && place < classes.length) choose(classes[place]);
+  if (event.key.length === 1 && KEYS.includes(event.key)) {
+    const chosen = [...keysOf(classes)].find(([, key]) => key === event.key);
+    if (!event.repeat && chosen) choose(chosen[0]);
   } else if (event.key === "Enter") {
     if (event.target.matches("button, summary, a")) return;
     if (!event.repeat && current?.guesses.length) choose(current.guesses[0].label);
