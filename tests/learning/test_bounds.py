@@ -8,7 +8,7 @@ import torch
 from semisight.learning.bounds import Bound, kl_code, kl_places
 from semisight.learning.objective import ImageObjective
 from semisight.learning.step import Batch, Rows
-from semisight.model.architecture import Architecture, Layer
+from semisight.model.architecture import Architecture, Layer, Nonlinearity
 from semisight.model.image_decoder import ImageDecoder, maximising_alpha0
 from semisight.model.image_encoder import POOLINGS, Pooling
 from semisight.model.image_model import ImageModel
@@ -88,8 +88,9 @@ def test_the_bound_rises_with_the_reconstruction_and_falls_with_the_kls() -> Non
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("gradient", ["nvil", "straight-through", "local"])
-def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str) -> None:
-    architecture = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(3, 3, 2), Layer(4, 2)), nonlinearity="relu")
+@pytest.mark.parametrize("nonlinearity", ["relu", "norm-relu"])
+def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str, nonlinearity: Nonlinearity) -> None:
+    architecture = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(3, 3, 2), Layer(4, 2)), nonlinearity)
     objective = ImageObjective(ImageModel(architecture, pooling), gradient)  # type: ignore[arg-type]
     if gradient == "nvil":  # its baseline starts at zero, where the inner weights have no gradient yet
         torch.nn.init.normal_(objective.estimator.outer)  # type: ignore[arg-type]

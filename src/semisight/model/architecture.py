@@ -9,12 +9,12 @@ For layer l = 1..L, bottom to top, with n(0) the image:
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from semisight.errors import UserError
 
 Padding = Literal["valid", "same"]
-Nonlinearity = Literal["none", "relu"]
+Nonlinearity = Literal["none", "relu", "norm-relu"]  # after pooling; the paper has none
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Architecture:
             raise UserError(f"an image shape is (channels, height, width), each at least 1, not {self.image_shape!r}")
         if not self.layers:
             raise UserError("an architecture needs at least one layer")
-        if self.nonlinearity not in ("none", "relu"):
-            raise UserError(f"nonlinearity must be 'none' or 'relu', not {self.nonlinearity!r}")
+        if self.nonlinearity not in get_args(Nonlinearity):
+            raise UserError(f"nonlinearity must be 'none', 'relu' or 'norm-relu', not {self.nonlinearity!r}")
         if self.layers[-1].pool != 1:
             raise UserError("the top layer has no pooling (Table 5): give it pool=1, or add a layer above it")
         for axis, name in ((1, "height"), (2, "width")):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.model.architecture import Architecture
+from semisight.model.architecture import Architecture, Nonlinearity
 from semisight.model.placing import Chosen, PoolingWeights, pool_expected
 from semisight.model.pooling import FAST, Operators, convolve_and_pool
 
@@ -95,6 +95,27 @@ def draw_noise(
         shape = (architecture.layers[index].maps, *architecture.shapes[index].pooled, batch)
         uniform.append(torch.rand(shape, generator=generator, dtype=dtype)[..., rows])
     return Noise(eps, tuple(uniform))
+
+
+def after_pooling(maps: Tensor, nonlinearity: Nonlinearity) -> Tensor:
+    """What a layer hands up; the paper's hands up what was pooled."""
+    if nonlinearity == "none":
+        return maps
+    return torch.relu(normalised(maps) if nonlinearity == "norm-relu" else maps)
+
+
+def below_code(maps: Tensor, nonlinearity: Nonlinearity) -> Tensor:
+    """The top layer's maps, as the MLPs of the code see them: these have a tanh of their own."""
+    return normalised(maps) if nonlinearity == "norm-relu" else maps
+
+
+def normalised(maps: Tensor, least: float = 1e-5) -> Tensor:
+    """Each image's maps of a layer, together, with mean 0 and variance 1 (layer normalisation, Ba et al., 2016).
+
+    Over an image, not over a batch: an answer never depends on the other images, nor on how many processes share them.
+    """
+    variance, mean = torch.var_mean(maps, (0, 1, 2), correction=0, keepdim=True)
+    return (maps - mean) * torch.rsqrt(variance + least)
 
 
 class PoolingMLP(nn.Module):
@@ -186,10 +207,9 @@ class ImageEncoder(nn.Module):
                 weights, expected = cast(PoolingMLP, self.pooling_mlps[index]).weights(), self.pooling == "expected"
                 chosen.append(self.operators.choose(blocks, weights, noise.uniform[index], expected, through))
                 c = chosen[-1].pooled
-            if self.architecture.nonlinearity == "relu":
-                c = torch.relu(c)
+            c = after_pooling(c, self.architecture.nonlinearity)
         top = self._convolve(c, len(self.architecture.layers) - 1)[0]  # the top layer has one place
-        mu, log_sigma = self.code_mlp(top)
+        mu, log_sigma = self.code_mlp(below_code(top, self.architecture.nonlinearity))
         s = mu + noise.eps * log_sigma.exp()  # (18)
         return Posterior(mu, log_sigma, s, tuple(chosen))
 
@@ -207,10 +227,9 @@ class ImageEncoder(nn.Module):
                 pool = partial(pool_expected, weights=cast(PoolingMLP, self.pooling_mlps[index]).weights())
             layer = self.architecture.layers[index]
             c = convolve_and_pool(c, self.filters[index], layer, self.biases[index], pool)
-            if self.architecture.nonlinearity == "relu":
-                c = torch.relu(c)
+            c = after_pooling(c, self.architecture.nonlinearity)
         top = self._convolve(c, len(self.architecture.layers) - 1)[0]
-        mu: Tensor = self.code_mlp(top)[0]
+        mu: Tensor = self.code_mlp(below_code(top, self.architecture.nonlinearity))[0]
         return mu
 
     def _convolve(self, maps: Tensor, index: int) -> Tensor:

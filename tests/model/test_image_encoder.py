@@ -1,0 +1,28 @@
+"""Between pooling and the next layer: nothing (the paper), a ReLU, or normalised maps and a ReLU."""
+
+import torch
+
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_encoder import after_pooling, normalised
+from semisight.model.image_model import ImageModel, batch_last
+
+DEEP = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(4, 3, 2), Layer(5, 2)), "norm-relu")
+
+
+def test_normalised_maps_equal_torch_s_layer_norm() -> None:
+    maps = 3 + 2 * torch.randn(4, 5, 6, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    images_first = maps.permute(3, 0, 1, 2)
+    twin = torch.nn.functional.layer_norm(images_first, images_first.shape[1:])
+    torch.testing.assert_close(normalised(maps), twin.permute(1, 2, 3, 0), atol=1e-10, rtol=0)
+    torch.testing.assert_close(after_pooling(maps, "norm-relu"), twin.permute(1, 2, 3, 0).relu(), atol=1e-10, rtol=0)
+    assert after_pooling(maps, "none") is maps
+    assert bool((after_pooling(-maps, "relu") >= 0).all())
+
+
+def test_a_code_depends_on_its_image_alone() -> None:
+    model = ImageModel(DEEP)
+    images = torch.rand(6, 2, 14, 14, generator=torch.Generator().manual_seed(1))
+    codes = model.mean_code(images, torch.Generator())
+    torch.testing.assert_close(model.mean_code(images[:2], torch.Generator()), codes[:2])
+    top = model.encoder(batch_last(images), model.noise(6, torch.Generator())).mu
+    torch.testing.assert_close(top, model.encoder.means(batch_last(images)))
