@@ -81,18 +81,25 @@ def report(
         str | None,
         typer.Option(help="Where the labels are now, if they have moved.", show_default="where they were"),
     ] = None,
+    captions: Annotated[
+        str | None,
+        typer.Option(help="Where the captions are now, if they have moved.", show_default="where they were"),
+    ] = None,
+    truth: Annotated[
+        bool, typer.Option("--truth", help="Hold the encoder against long sampling too; takes minutes.")
+    ] = False,
     device: options.FixedDevice = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write one page that shows what a run learned: labels, reconstructions, samples, dictionaries, places, curves.
+    """Write one page that shows what a run learned: captions, labels, reconstructions, samples and more.
 
     Example:
 
         semisight report runs/photos --out photos.html
     """
     from semisight.app.pictures import refuse_existing
-    from semisight.app.report.build import write_report
+    from semisight.app.report.build import SECTIONS, write_report
     from semisight.app.runs import load_run, report_file
     from semisight.app.training import reload_sets
 
@@ -101,8 +108,15 @@ def report(
         refuse_existing([out], overwrite)
     loaded = load_run(run, checkpoint, device)
     with reading() as progress:
-        sets = reload_sets(loaded, data, labels, progress)
+        sets = reload_sets(loaded, data, labels, progress, captions)
     target = out or report_file(loaded.folder)
-    for line in write_report(loaded, sets, target).words():
+    shows, words = SECTIONS, []
+    if truth:
+        from semisight.app.report.truth import see_truth, shows_with_truth, truth_words
+
+        with reading("sampling") as progress:
+            seen = see_truth(loaded, sets, progress=progress)
+        shows, words = shows_with_truth(seen), truth_words(seen)
+    for line in [*write_report(loaded, sets, target, shows).words(), *words]:
         say(f"  - {line}")
     say(f"Report: {target}")

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from semisight.app.report import labels, records, sections
+from semisight.app.report import captions, labels, records, sections
+from semisight.app.report.captions_seen import CaptionsSeen, caption_words, see_captions
 from semisight.app.report.dictionary import dictionaries
 from semisight.app.report.labels_seen import LabelsSeen, label_words, see_labels
 from semisight.app.report.material import Material
@@ -20,7 +21,7 @@ from semisight.learning.runs import fingerprint
 
 Show = Callable[[Material], Section]
 
-# In the order of the page; what labels have to show comes before them.
+# In the order of the page; what captions and labels have to show comes before them.
 SECTIONS: tuple[Show, ...] = (
     sections.learned,
     sections.reconstructions,
@@ -38,9 +39,14 @@ class Findings:
 
     numbers: Numbers
     labels: LabelsSeen | None
+    captions: CaptionsSeen | None = None
 
     def words(self) -> list[str]:
-        return [*(label_words(self.labels) if self.labels else []), *plain_words(self.numbers)]
+        return [
+            *(caption_words(self.captions) if self.captions else []),
+            *(label_words(self.labels) if self.labels else []),
+            *plain_words(self.numbers),
+        ]
 
 
 def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIONS) -> Findings:
@@ -49,19 +55,21 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
     name = run.folder.path.absolute().name
     config, record = run.config, material.record
     subtitle = (
-        f"semisight, learned from {record.n_train:,} images of {record.settings.source} {_with(material.labels)}; "
+        f"semisight, learned from {record.n_train:,} images of {record.settings.source} {_with(material)}; "
         f"seed {config.seed}"
     )
-    write_atomic(
-        out, page(f"What {name} learned", subtitle, [*labels.sections(material), *(show(material) for show in shows)])
-    )
-    return Findings(material.seen.numbers, material.labels)
+    first = [*captions.sections(material), *labels.sections(material)]
+    write_atomic(out, page(f"What {name} learned", subtitle, [*first, *(show(material) for show in shows)]))
+    return Findings(material.seen.numbers, material.labels, material.captions)
 
 
-def _with(seen: LabelsSeen | None) -> str:
-    if seen is None:
-        return "without labels or captions"
-    return f"with {int(seen.labelled.sum()):,} labels of {len(seen.classifier.class_names)} classes"
+def _with(m: Material) -> str:
+    found = []
+    if m.captions is not None:
+        found.append(f"{m.captions.captioner.n_captions:,} captions")
+    if m.labels is not None:
+        found.append(f"{int(m.labels.labelled.sum()):,} labels of {len(m.labels.classifier.class_names)} classes")
+    return f"with {' and '.join(found)}" if found else "without labels or captions"
 
 
 def look(run: Run, sets: Sets) -> Material:
@@ -73,4 +81,5 @@ def look(run: Run, sets: Sets) -> Material:
     same = {"train": fingerprint(sets.train), "valid": fingerprint(sets.valid)} == run.meta.get("data")
     log = read_log(run.folder.log) if run.folder.log.exists() else []
     seen = None if run.classifier is None else see_labels(run, sets)
-    return Material(run, sets, run.data(), observe(run, sets), log, same, seen)
+    said = None if run.captioner is None else see_captions(run, sets)
+    return Material(run, sets, run.data(), observe(run, sets), log, same, seen, said)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from semisight.app.pictures import picture, to_pixels
 from semisight.app.report import page
+from semisight.app.report.captions_seen import CaptionsSeen
 from semisight.app.report.labels_seen import LabelsSeen
 from semisight.app.report.observe import Seen, some
 from semisight.app.runs import DataRecord, Run
@@ -28,6 +29,7 @@ class Material:
     log: Sequence[Mapping[str, Any]]
     same_images: bool  # whether the images are those of the training
     labels: LabelsSeen | None = None
+    captions: CaptionsSeen | None = None
 
     @property
     def seed(self) -> int:

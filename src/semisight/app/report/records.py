@@ -21,6 +21,8 @@ _TERMS = (
     ("label", "Labels", "log-probability of the known labels, images moved; higher is better"),
     ("agreement", "Agreement", "nats that codes of one image, moved in two ways, share"),
     ("latent", "Probable labels", "log-probability of what the graph of codes says about unlabelled images"),
+    ("perplexity", "Perplexity", "of held-out captions; the weights with the least are kept"),
+    ("caption", "Captions", "log-probability of a word of the captions; higher is better"),
     ("alpha0", "alpha0", "precision: 1 / variance of what is left to chance"),
     ("rate", "Learning rate", ""),
 )
@@ -75,6 +77,7 @@ def settings(m: Material) -> Section:
         ("model", ", ".join(f"{name} {meta['about'][name]}" for name in ("pooling", "gradient", "alpha0"))
          + f", nonlinearity {run.architecture.nonlinearity}"),
         *_labels(m),
+        *_captions(m),
         ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
         ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
         ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
@@ -100,6 +103,20 @@ def _labels(m: Material) -> list[tuple[str, str]]:
     return [
         ("labels", f"{origin}{hidden}: {of.n_labelled:,} to learn from, {of.n_held_out:,} held out"),
         ("label model", f"{how.head}, xi {how.xi}, {pull}, {how.labelled_per_batch} labelled in a batch"),
+    ]
+
+
+def _captions(m: Material) -> list[tuple[str, str]]:
+    if m.captions is None:
+        return []
+    of, data = m.captions.captioner, m.record.settings
+    origin = "carried by the set" if data.captions == "builtin" else str(data.captions)
+    hidden = f", those of all but {data.captioned_images:,} images hidden" if data.captioned_images else ""
+    how = of.settings
+    xi = "frozen codes (two-step)" if how.two_step else f"xi {'N_X / (T rho)' if how.xi is None else how.xi}"
+    return [
+        ("captions", f"{origin}{hidden}: of {of.n_captioned:,} images to learn from, {of.n_held_out:,} held out"),
+        ("caption model", f"{how.cell}, {how.hidden_size} hidden units, {len(of.vocabulary):,} symbols, {xi}"),
     ]
 
 

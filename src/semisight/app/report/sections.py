@@ -26,7 +26,7 @@ def learned(m: Material) -> Section:
     if m.run.model.pooling == "max":
         entries = [entry for entry in entries if "places z" not in entry[1]]
     warning = "" if m.same_images else _changed_images()
-    title = "What was learned" if m.labels is None else "What was learned about the images"
+    title = "What was learned" if m.labels is None and m.captions is None else "What was learned about the images"
     return Section("learned", title, "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
 
 
