@@ -89,11 +89,20 @@ def _table3(request: Request) -> list[Row]:
     )
 
 
+def _suggest(request: Request) -> list[Row]:
+    from semisight.experiments import suggest
+
+    rows, out = request.rows or suggest.ROWS, request.file(suggest.TABLE)
+    data = request.data or suggest.DATA
+    return suggest.run(data, out, rows, request.splits, request.smoke, request.threads, request.progress)
+
+
 EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
     "image-model": _image_model,
     "table1": _table1,
     "table2": _table2,
     "table3": _table3,
+    "suggest": _suggest,
 }
 
 
