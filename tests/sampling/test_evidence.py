@@ -108,7 +108,7 @@ def test_chains_are_averaged_image_by_image() -> None:
 
 
 def test_the_encoder_s_base_is_the_posterior_the_encoder_gives() -> None:
-    nonlinearities: tuple[Nonlinearity, ...] = ("none", "relu")
+    nonlinearities: tuple[Nonlinearity, ...] = ("none", "relu", "norm-relu")
     for nonlinearity in nonlinearities:
         architecture = Architecture(TWO_Z.image_shape, TWO_Z.layers, nonlinearity)
         model, images, _ = case(architecture)

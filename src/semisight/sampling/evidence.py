@@ -24,7 +24,7 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import PoolingMLP, flat_code
+from semisight.model.image_encoder import PoolingMLP, after_pooling, below_code, flat_code
 from semisight.model.image_model import ImageModel, batch_last
 from semisight.model.placing import draw_places
 from semisight.model.pooling import convolve_blocks
@@ -89,10 +89,9 @@ def encoder_base(model: ImageModel, x: Tensor) -> Base:
         weights = cast(PoolingMLP, encoder.pooling_mlps[l]).weights()
         log_q.append(weights.logits(blocks.flatten(1))[1].log_softmax(0).view(blocks.shape))
         c = (log_q[-1].exp() * blocks).sum(0)
-        if model.architecture.nonlinearity == "relu":
-            c = torch.relu(c)
+        c = after_pooling(c, model.architecture.nonlinearity)
     top = convolve_blocks(c, encoder.filters[len(layers) - 1], layers[-1]) + encoder.biases[len(layers) - 1]
-    mu, log_sigma = encoder.code_mlp(top[0])
+    mu, log_sigma = encoder.code_mlp(below_code(top[0], model.architecture.nonlinearity))
     return Base(mu, log_sigma, tuple(log_q))
 
 
@@ -114,13 +113,20 @@ def importance_weighted(
     """The importance-weighted bound of images [N, C, H, W], [N]; works with every pooling, 'max' included."""
     if n_draws < 1:
         raise UserError(f"an importance-weighted bound needs at least 1 draw, not {n_draws}")
+    return log_weights(model, images, n_draws, generator, batch_size).logsumexp(0) - math.log(n_draws)
+
+
+@torch.no_grad()
+def log_weights(
+    model: ImageModel, images: Tensor, n_draws: int, generator: torch.Generator, batch_size: int = 256
+) -> Tensor:
+    """log p(X, s, z) - log q(s, z | X) at draws from q, [n_draws, N]; their mean over draws estimates the bound."""
     checked_images(images, model.architecture, model.decoder.log_alpha0)
     parts = []
     for n in slices(len(images), batch_size):
         x = batch_last(images[n]).to(model.decoder.log_alpha0)
-        draws = [_log_weight(model, x, generator) for _ in range(n_draws)]
-        parts.append(torch.stack(draws).logsumexp(0) - math.log(n_draws))
-    return torch.cat(parts)
+        parts.append(torch.stack([_log_weight(model, x, generator) for _ in range(n_draws)]))
+    return torch.cat(parts, 1)
 
 
 def _log_weight(model: ImageModel, x: Tensor, generator: torch.Generator) -> Tensor:
