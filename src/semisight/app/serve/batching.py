@@ -70,6 +70,8 @@ class Batcher(Generic[Item, Answer]):
     def _answer(self, wanted: list[tuple[Item, "Future[Answer]"]]) -> None:
         try:
             answers = self._work([item for item, _ in wanted])
+            if len(answers) != len(wanted):
+                raise RuntimeError(f"{len(answers)} answers to {len(wanted)} questions")
         except Exception as error:  # the thread must live: the error belongs to those who asked
             for _, future in wanted:
                 future.set_exception(error)

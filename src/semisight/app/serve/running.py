@@ -3,6 +3,7 @@
 import ipaddress
 import secrets
 import socket
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ def serve(path: Path, options: Options, *, host: str, port: int, token: str | No
 
     access = access_for(host, token)
     listening = open_socket(host, port)
+    warnings.filterwarnings("ignore", module="PIL")  # what it thinks of a file is for whoever sent it
     service = Service(load_run(path, options.checkpoint, options.device), options)
     config = uvicorn.Config(
         create_app(service, access),

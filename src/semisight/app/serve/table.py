@@ -140,7 +140,7 @@ class Table:
             self._replace(content.raw + (gap + line).encode())
             return
         rows = [list(row) for row in content.rows]
-        if not has_caption:
+        if entry.caption and not has_caption:
             rows = [row + [""] * (len(rows[0]) - len(row)) + ["caption" * (not n)] for n, row in enumerate(rows)]
         if not places:
             rows.append(self._new_row(rows[0], file, entry))

@@ -64,6 +64,7 @@ def create_app(service: Service, access: Access) -> FastAPI:
         dependencies=[] if access.token is None else [Depends(HTTPBearer(auto_error=False))],
         redirect_slashes=False,
     )
+    app.state.limits, app.state.service = service.limits, service
     app.add_middleware(Guard, access=access, limits=service.limits)
     _add_problems(app)
     add_pages(app)
