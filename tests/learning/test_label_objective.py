@@ -94,7 +94,7 @@ def test_every_parameter_is_pulled(head: str) -> None:
     images = ImageSet(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
     of.refresh(images, torch.full((3,), 1 / 3), torch.Generator().manual_seed(0))
     result = step(of, labels)
-    assert {"label", "agreement", "latent", "bound"} <= result.terms.keys()
+    assert {"label", "confident", "sure", "agreement", "latent", "bound"} <= result.terms.keys()
     for name, gradient in gradients(of, result).items():
         assert float(gradient.abs().sum()) > 0, name
 

@@ -85,6 +85,7 @@ def test_oblong_images_get_one_too(height: int, width: int) -> None:
 
 def test_a_suggested_architecture_keeps_the_paper_s_where_there_is_one() -> None:
     assert suggest_architecture((1, 28, 28)).layers == preset("mnist").layers
+    assert len(suggest_architecture((1, 28, 28), "norm-relu").layers) == 3
     assert suggest_architecture((3, 32, 32)).layers == preset("cifar-10").layers
 
 

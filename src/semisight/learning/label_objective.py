@@ -2,9 +2,11 @@
 
 The paper's:      bound + xi log p(label | s)      for a labelled image, and the bound alone for the others.
 
-Beyond it (`Pull`), each image is also moved in two ways (data/moving.py), and in units of xi
+Beyond it (`Pull`), images are moved (data/moving.py), and in units of xi
 
     label       E_q(s|moved X) log p(label | s)                    for the labelled images
+    confident   the same for the label that the model is sure of   learning/confidence.py
+                on the image moved only a little
     agreement   codes of one image moved in two ways agree         learning/agreement.py
     latent      sum_c r_c E_q(s|moved X) log p(c | s)              r: probable labels, learning/propagation.py
 
@@ -23,6 +25,7 @@ from semisight.data.moving import Moves, move
 from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
 from semisight.learning.bounds import image_bound
+from semisight.learning.confidence import Targets, confident_targets, expected_gain, remember
 from semisight.learning.objective import ImageObjective
 from semisight.learning.propagation import Propagation
 from semisight.learning.step import Batch, Images, Rows, Step
@@ -51,11 +54,14 @@ class Xi:
 
 @dataclass(frozen=True)
 class Pull:
-    """How unlabelled images pull on the labels. `agreement` and `latent` are weights in units of xi."""
+    """How unlabelled images pull on the labels. The first three are weights in units of xi."""
 
     agreement: float = 1.0
     latent: float = 1.0
-    temperature: float = 0.2
+    confident: float = 1.0
+    temperature: float = 0.2  # of agreement
+    threshold: float = 0.95  # of confidence
+    little: float = 0.4  # strength of the move on which the model has to be sure
     bound_images: int | None = 64  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
     moves: Moves = field(default_factory=Moves)
     propagation: Propagation = field(default_factory=Propagation)
@@ -67,6 +73,7 @@ class LabelObjective(nn.Module):
     responsibilities: Tensor
     step: Tensor
     refreshed: Tensor
+    seen: Tensor
 
     def __init__(
         self, images: ImageObjective, head: nn.Module, labels: Tensor, xi: Xi, pull: Pull | None = None
@@ -79,6 +86,8 @@ class LabelObjective(nn.Module):
         self.register_buffer("responsibilities", torch.zeros(n_rows, n_classes))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_buffer("refreshed", torch.zeros((), dtype=torch.int64))
+        self.shares = class_shares(labels, n_classes)
+        self.register_buffer("seen", self.shares.clone())
 
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         weight = self.xi.at(int(self.step))
@@ -99,19 +108,22 @@ class LabelObjective(nn.Module):
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
         labels = _labels(batch)
         weight = weight * _share(labels)  # xi counts per image of the batch, labelled or not
-        here = slice(rows.start, rows.stop)
-        first, second = (
-            self._encode(move(batch.images, pull.moves.draw(rows.total, generator).rows(here)), generator, rows)
-            for _ in range(2)
-        )
+        moved = [self._encode(self._moved(batch, generator, rows, pull), generator, rows)]
+        if pull.agreement > 0:
+            moved.append(self._encode(self._moved(batch, generator, rows, pull), generator, rows))
+        scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in moved]
         terms, gain = {}, torch.zeros((), device=batch.images.device)
-        scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in (first, second)]
         known = (labels >= 0).nonzero().squeeze(1)
         if len(known):
             terms["label"] = torch.stack([score[known, labels[known]].mean() for score in scores]).mean()
             gain = gain + terms["label"]
+        if pull.confident > 0:
+            targets = self._targets(batch, generator, rows, pull)
+            terms["sure"] = targets.sure.mean()
+            terms["confident"] = torch.stack([expected_gain(score, targets) for score in scores]).mean()
+            gain = gain + pull.confident * terms["confident"]
         if pull.agreement > 0:
-            terms["agreement"] = code_agreement(first.mean, second.mean, pull.temperature)
+            terms["agreement"] = code_agreement(moved[0].mean, moved[1].mean, pull.temperature)
             gain = gain + pull.agreement * terms["agreement"]
         if pull.latent > 0 and int(self.refreshed) > 0:
             r = self.responsibilities[batch.index.to(self.responsibilities.device)]
@@ -122,6 +134,18 @@ class LabelObjective(nn.Module):
             bound_loss, bound_terms = self._bound(batch, generator, rows, pull.bound_images)
             loss, terms = loss + bound_loss, bound_terms | terms
         return Step(loss, {name: term.detach() for name, term in terms.items()})
+
+    def _moved(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull, strength: float = 1.0) -> Tensor:
+        drawn = pull.moves.draw(rows.total, generator, strength)
+        return move(batch.images, drawn.rows(slice(rows.start, rows.stop)))
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
+        """What the model is sure of, image by image; nothing is learned on the image moved a little itself."""
+        code = self.images.model.mean_code(self._moved(batch, generator, rows, pull, pull.little), generator)
+        scores = self.label_head.log_prob_all(code)
+        remember(self.seen, scores)
+        return confident_targets(scores, self.seen, self.shares.to(self.seen), pull.threshold)
 
     def _bound(
         self, batch: Batch, generator: torch.Generator, rows: Rows, count: int | None
@@ -165,6 +189,12 @@ class LabelObjective(nn.Module):
 
     def rate_multipliers(self) -> Mapping[str, float]:
         return {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}
+
+
+def class_shares(labels: Tensor, n_classes: int) -> Tensor:
+    """How frequent the classes are among the labels, one imagined image of each added: few labels say little."""
+    counts = torch.bincount(labels[labels >= 0], minlength=n_classes).float() + 1
+    return counts / counts.sum()
 
 
 def _labels(batch: Batch) -> Tensor:

@@ -43,6 +43,7 @@ class LabelSettings:
     pull: bool = True
     agreement: float = 1.0
     latent: float = 1.0
+    confident: float = 1.0
     bound_images: int | None = 64
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class LabelSettings:
             raise UserError(f"pull must be true or false, not {self.pull!r}.")
         if self.xi not in get_args(XiRule):
             _check("xi", self.xi, float)
-        for name in ("gamma", "agreement", "latent"):
+        for name in ("gamma", "agreement", "latent", "confident"):
             _check(name, getattr(self, name), float)
         for name in ("xi_warmup", "labelled_per_batch", "bound_images"):
             if name != "bound_images" or self.bound_images is not None:
@@ -91,7 +92,8 @@ def build_label_objective(
     architecture = images.model.architecture
     head = build_head(settings, architecture.code_size, n_classes, seed)
     xi = settings.weight(architecture.n_pixels, n_classes, labelled_share(labels, settings, batch_size))
-    pull = Pull(settings.agreement, settings.latent, bound_images=settings.bound_images) if settings.pull else None
+    weights = (settings.agreement, settings.latent, settings.confident)
+    pull = Pull(*weights, bound_images=settings.bound_images) if settings.pull else None
     return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull)
 
 
@@ -114,21 +116,14 @@ def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> Plan
     return LabelledAndUnlabelled(known, unknown, batch_size, settings.labelled_per_batch, labels[known])
 
 
-def class_shares(labels: Tensor, n_classes: int) -> Tensor:
-    """How frequent the classes are among the labels, one imagined image of each added: few labels say little."""
-    counts = torch.bincount(labels[labels >= 0], minlength=n_classes).float() + 1
-    return counts / counts.sum()
-
-
 def refresher(objective: LabelObjective, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None]:
     """For `Trainer(on_epoch=...)`: the probable labels, anew after each `every`-th epoch, from (seed, step) alone."""
-    shares = class_shares(objective.train_labels, objective.responsibilities.shape[1])
 
     def refresh(state: TrainerState) -> None:
         if round(state.epoch) % every:
             return
         generator = reseed(torch.Generator(), seed, _REFRESH, state.counters.step)
-        objective.refresh(train, shares, generator)
+        objective.refresh(train, objective.shares, generator)
 
     return refresh
 

@@ -199,6 +199,12 @@ PRESETS: Mapping[str, Architecture] = {
 }
 
 
+# Beyond the paper, where a nonlinearity makes depth worth having: 28-24-12-8-4-1 (docs/experiments.md).
+DEEPER: Mapping[tuple[int, int, int], tuple[Layer, ...]] = {
+    (1, 28, 28): _stack("valid", (24, 5, 2), (48, 5, 2), (96, 4, 1)),
+}
+
+
 def preset_names() -> tuple[str, ...]:
     return tuple(PRESETS)
 
@@ -220,6 +226,9 @@ def suggest_architecture(image_shape: tuple[int, int, int], nonlinearity: Nonlin
     kernel of suitable size absorb the remainder, so every size from 4 pixels on gets an answer without cropping.
     """
     _, height, width = image_shape
+    deeper = DEEPER.get(image_shape)
+    if nonlinearity != "none" and deeper is not None:
+        return Architecture(image_shape, deeper, nonlinearity)
     for name in ("mnist", "cifar-10"):
         if PRESETS[name].image_shape == tuple(image_shape):
             return Architecture(image_shape, PRESETS[name].layers, nonlinearity)

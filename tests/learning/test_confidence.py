@@ -1,0 +1,50 @@
+"""Targets where the model is sure: threshold, balance of classes, and what is learned from them."""
+
+import pytest
+import torch
+
+from semisight.learning.confidence import confident_targets, expected_gain, remember
+
+EQUAL = torch.full((3,), 1 / 3)
+
+
+def scores(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows).log()
+
+
+def test_only_what_is_above_the_threshold_counts() -> None:
+    targets = confident_targets(scores([0.96, 0.02, 0.02], [0.9, 0.05, 0.05], [0.01, 0.01, 0.98]), EQUAL, EQUAL, 0.95)
+    assert targets.label.tolist() == [0, 0, 2]
+    assert targets.sure.tolist() == [1, 0, 1]
+
+
+def test_a_class_seen_too_often_has_to_be_surer() -> None:
+    seen = torch.tensor([0.8, 0.1, 0.1])
+    targets = confident_targets(scores([0.98, 0.01, 0.01], [0.4, 0.3, 0.3]), seen, EQUAL, 0.8)
+    assert targets.sure.tolist() == [1, 0]
+    assert targets.label.tolist()[1] != 0, "0.4 of a class seen eight times as often is less than 0.3"
+    assert confident_targets(scores([0.85, 0.08, 0.07]), seen, EQUAL, 0.8).sure.tolist() == [0]
+    assert confident_targets(scores([0.85, 0.08, 0.07]), EQUAL, EQUAL, 0.8).sure.tolist() == [1]
+
+
+def test_scores_count_up_to_a_constant_per_image() -> None:
+    drawn = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)) * 4
+    a, b = (confident_targets(s, EQUAL, EQUAL, 0.9) for s in (drawn, drawn - torch.arange(20.0)[:, None]))
+    assert torch.equal(a.label, b.label) and torch.equal(a.sure, b.sure)
+
+
+def test_the_running_mean_comes_to_what_is_seen() -> None:
+    seen = EQUAL.clone()
+    for _ in range(1000):
+        remember(seen, scores([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]))
+    torch.testing.assert_close(seen, torch.tensor([0.6, 0.2, 0.2]), atol=1e-3, rtol=0)
+
+
+def test_nothing_is_learned_where_the_model_is_not_sure() -> None:
+    targets = confident_targets(scores([0.99, 0.005, 0.005], [0.5, 0.3, 0.2]), EQUAL, EQUAL, 0.95)
+    learned = torch.zeros(2, 3, requires_grad=True)
+    gain = expected_gain(learned.log_softmax(1), targets)
+    assert float(gain.detach()) == pytest.approx(-torch.tensor(3.0).log().item() / 2)
+    gain.backward()
+    assert learned.grad is not None
+    assert float(learned.grad[0, 0]) > 0 and float(learned.grad[1].abs().sum()) == 0
