@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from semisight.app.runs import load_run
 from semisight.app.serve.answering import Answer, Answerer, Question
 from semisight.app.serve.library import encode_library, read_library
 from semisight.app.serve.neighbours import Neighbours
-from semisight.app.serve.suggestions import choose
 from semisight.data import load
 from tests.app.commands import ok
 
@@ -77,7 +75,7 @@ def test_an_image_is_nearest_to_itself(digits_run: Path) -> None:
     assert len(encoded.names) == len(library) == 250
     assert int(encoded.learned.sum()) == library.n_train < 250
     answerer = Answerer(run)
-    answerer.neighbours = Neighbours(encoded.codes, encoded.names)
+    answerer.neighbours = Neighbours(encoded.seen.codes, encoded.names)
     names = [encoded.names[i] for i in (0, 77, 249)]
     parts = {name: part.images[i] for part in library.parts for i, name in enumerate(part.names)}
     for name, answer in zip(names, answerer([Question(parts[n].numpy(), nearest=4) for n in names]), strict=True):
@@ -98,28 +96,3 @@ def test_captions_come_with_their_range(scenes_run: Path) -> None:
             assert sentence.text and 0 < sentence.low <= sentence.probability <= sentence.high <= 1
     (alone,) = answerer([Question(pixels[2], captions=1)])
     assert alone.captions[0].text == together[2].captions[0].text
-
-
-# --- suggestions
-
-
-def test_suggestions_are_doubtful_and_unlike_each_other() -> None:
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.eye(6)
-    codes = centres.repeat_interleave(20, 0) + 0.01 * torch.randn(120, 6, generator=generator)
-    sure, unsure = torch.tensor([0.98, 0.02]), torch.tensor([0.55, 0.45])
-    probabilities = torch.stack([unsure if i % 20 < 5 else sure for i in range(120)])
-    everything = torch.ones(120, dtype=torch.bool)
-    chosen = choose(codes, probabilities, everything, 6)
-    assert {i // 20 for i in chosen} == set(range(6))
-    assert all(i % 20 < 5 for i in chosen)
-    labelled = everything.clone()
-    labelled[:40] = False  # the first two groups are known
-    assert {i // 20 for i in choose(codes, probabilities, labelled, 4)} == {2, 3, 4, 5}
-
-
-def test_suggestions_end_with_the_images() -> None:
-    codes = torch.ones(5, 3)  # all alike
-    open_ = torch.tensor([True, False, True, True, False])
-    assert sorted(choose(codes, None, open_, 10)) == [0, 2, 3]
-    assert choose(codes, None, torch.zeros(5, dtype=torch.bool), 3) == []

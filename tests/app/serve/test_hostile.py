@@ -51,11 +51,11 @@ def test_thousands_of_damaged_files_are_read_or_refused(client: TestClient) -> N
 
 def test_hostile_requests_get_a_4xx_and_leave_it_running(client: TestClient) -> None:
     chance = random.Random(1)
-    packed = ("PNG", "JPEG", "GIF", "WEBP", "JPEG2000")  # of the others any bytes are pixels
-    start = [png(1, kind=kind)[: chance.randrange(8, 60)] for kind in packed]
-    bodies = [chance.randbytes(chance.randrange(2000)) for _ in range(150)]
-    bodies += [chance.choice(start) + chance.randbytes(chance.randrange(500)) for _ in range(150)]
-    bodies += [png(1)[:n] for n in range(0, 100, 5)]
+    start = [png(1, kind=kind)[: chance.randrange(8, 60)] for kind in ("PNG", "JPEG2000")]  # of others bytes are pixels
+    bodies = [chance.randbytes(chance.randrange(2000)) for _ in range(100)]
+    bodies += [chance.choice(start) + chance.randbytes(chance.randrange(500)) for _ in range(100)]
+    for whole in (png(1), png(1, size=40, kind="JPEG"), png(1, size=40, kind="GIF")):
+        bodies += [whole[: len(whole) * n // 12] for n in range(8)]
     bodies += [
         bomb(), bomb(2**31 - 1, 2**31 - 1), bomb(1, 2**31 - 1), bomb(0, 0), b"\xff\xd8" + b"\xff\xda" * 5000,
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n(id) system\n",
@@ -63,13 +63,13 @@ def test_hostile_requests_get_a_4xx_and_leave_it_running(client: TestClient) -> 
         b"BM" + struct.pack("<IHHIIiiHH", 100, 0, 0, 54, 40, -(2**31), 2**31 - 1, 1, 24) + bytes(40),
         b"II*\x00" + struct.pack("<I", 8) + b"\xff" * 200, b"<!doctype html>", b"MZ" + bytes(300), b"PK\x03\x04" * 50,
     ]  # fmt: skip
-    for body in bodies:
-        for answer in (
-            client.post("/api/predict", content=body, headers=RAW),
-            client.post("/api/predict", files={"images": ("../../x\r\n\x00.png", body)}),
-        ):
-            assert 400 <= answer.status_code < 500, (answer.status_code, body[:40])
-            assert answer.json()["detail"]
+    for number, body in enumerate(bodies):
+        if number % 2:
+            answer = client.post("/api/predict", content=body, headers=RAW)
+        else:
+            answer = client.post("/api/predict", files={"images": ("../../x\r\n\x00.png", body)})
+        assert 400 <= answer.status_code < 500, (answer.status_code, body[:40])
+        assert answer.json()["detail"]
     forms = [b"", b"--x--", b"--x\r\n", b"--x\r\nContent-Disposition: form-data; name=images\r\n\r\n", b"\xff" * 500,
              b'--x\r\nContent-Disposition: form-data; name="images"; filename="a"\r\n\r\nhalf']  # fmt: skip
     kinds = [
@@ -77,7 +77,7 @@ def test_hostile_requests_get_a_4xx_and_leave_it_running(client: TestClient) -> 
         "multipart/form-data; boundary=",
         "multipart/form-data; boundary=" + "y" * 500,
     ]
-    forms += [chance.randbytes(300) for _ in range(50)]
+    forms += [chance.randbytes(300) for _ in range(20)]
     for form in forms:
         for kind in kinds:
             answer = client.post("/api/predict", content=form, headers={"Content-Type": kind})

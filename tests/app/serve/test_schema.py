@@ -1,38 +1,50 @@
 """schemathesis makes up requests from the OpenAPI description, right ones and wrong ones, and finds nothing."""
 
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import schemathesis
-from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+import uvicorn
 
-from tests.app.serve.conftest import client_of, png, wait_until_read
+from semisight.app.runs import load_run
+from semisight.app.serve.guard import Access
+from semisight.app.serve.running import open_socket
+from semisight.app.serve.service import Options, Service
+from semisight.app.serve.web import create_app
 
-# A file is any bytes to OpenAPI; one that is meant to be accepted has to be an image.
-schemathesis.openapi.format("binary", st.sampled_from([png(3), png(5, size=30, kind="JPEG")]))
-
-
-@pytest.fixture(scope="module")
-def served(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> TestClient:  # type: ignore[misc]
-    table = tmp_path_factory.mktemp("schema") / "labels.csv"
-    with client_of(digits_run, labels=table) as client:
-        wait_until_read(client)
-        # Training is started by a child process, which is tested elsewhere.
-        client.app.state.service.training.start = lambda command, beside: None  # type: ignore[attr-defined]
-        yield client
+ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def api(served: TestClient) -> object:
-    return schemathesis.openapi.from_asgi("/api/openapi.json", served.app, headers={"Host": "localhost"})
+@pytest.fixture
+def address(digits_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A real server in a thread. Trainings are not started: that is tested elsewhere."""
+    service = Service(load_run(digits_run), Options(labels=tmp_path / "labels.csv"))
+    monkeypatch.setattr(service.training, "start", lambda command, beside: None)
+    listening = open_socket("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service, Access()), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    while service.reading.state not in ("ready", "failed"):
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
 
 
-schema = schemathesis.pytest.from_fixture("api")
-
-
-@schema.parametrize()
-@settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_nothing_is_found(case: schemathesis.Case) -> None:
-    case.call_and_validate(headers={"Host": "localhost"})
+def test_nothing_is_found(address: str, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("schemathesis")
+    if not program.exists():
+        pytest.skip("schemathesis is not installed")
+    words = ["run", f"{address}/api/openapi.json", "--phases", "examples,coverage,fuzzing", "--max-examples", "5"]
+    words += ["--seed", "1", "--no-color", "--generation-database", "none"]
+    hooks = {"SCHEMATHESIS_HOOKS": "tests.app.serve.schema_hooks", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [program, *words], cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert "11 selected / 11 total" in done.stdout

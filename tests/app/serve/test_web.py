@@ -63,7 +63,7 @@ def test_predict_says_what_is_wrong(client: TestClient) -> None:
         (client.post("/api/predict", content=png(), headers={"Content-Type": "text/plain"}), 415, "form"),
         (client.post("/api/predict", files={"photos": png()}), 422, "called images"),
         (client.post("/api/predict", data={"images": "text"}, files={"images": png()}), 422, "must be files"),
-        (client.post("/api/predict", files=[("images", png())] * 5), 413, "at most 4"),
+        (client.post("/api/predict", files=[("images", png())] * 5), 422, "at most 4"),
         (client.post("/api/predict", content=bytes(400_000), headers=RAW), 413, "300,000 bytes"),
         (client.post("/api/predict?top=0", content=png(), headers=RAW), 422, "top"),
         (client.post("/api/predict", content=b"--x", headers={"Content-Type": "multipart/form-data"}), 400, ""),

@@ -23,6 +23,7 @@ from semisight.app.settings import DataSettings
 from semisight.data.image_set import ImageSet, random_order
 from semisight.data.pictures import Unreadable, read_header, read_pixels
 from semisight.errors import UserError
+from semisight.learning.choosing import Seen, see
 
 MOST_ENCODED = 20_000  # images whose codes are kept; of more, so many drawn at random
 _BATCH = 200
@@ -98,11 +99,10 @@ class Library:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Mean codes [N, J] of images by name, and the probabilities [N, C] of their labels if the run knows labels."""
+    """Images by name, and what the run makes of them; if it knows no labels all are in equal doubt."""
 
     names: tuple[str, ...]
-    codes: Tensor
-    probabilities: Tensor | None
+    seen: Seen
     learned: Tensor  # bool [N]: whether the run learned from it
 
 
@@ -139,24 +139,25 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
 
 @torch.no_grad()
 def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
-    generator = torch.Generator().manual_seed(0)
+    generator, classifier = torch.Generator().manual_seed(0), run.classifier
     names: list[str] = []
-    codes, learned = [], []
+    codes, probabilities, learned = [], [], []
     total = min(len(library), MOST_ENCODED)
     for number, positions in library.sample(run.config.seed):
         part = library.parts[number]
         named = torch.tensor([part.names[i] in library for i in positions.tolist()], dtype=torch.bool)
         for index in positions[named].split(_BATCH):
-            codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
+            if classifier is None:
+                codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
+            else:
+                seen = see(run.model, classifier.head, part.subset(index), classifier.calibration.probabilities)
+                codes.append(seen.codes)
+                probabilities.append(seen.probabilities)
             names += [part.names[i] for i in index.tolist()]
             learned += [number == 0 and library.n_train > 0] * len(index)
             progress(len(names), total)
-    classifier, together = run.classifier, torch.cat(codes)
-    probabilities = None
-    if classifier is not None:
-        decisions = classifier.head.decision(together.to(run.device)).cpu()
-        probabilities = classifier.calibration.probabilities(decisions)
-    return Encoded(tuple(names), together, probabilities, torch.tensor(learned))
+    found = Seen(torch.cat(codes), torch.cat(probabilities) if probabilities else torch.full((len(names), 2), 0.5))
+    return Encoded(tuple(names), found, torch.tensor(learned))
 
 
 def _can_be_written(name: str) -> bool:

@@ -131,7 +131,7 @@ async def _read(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
             return [await _file(value) for value in files]
     except HTTPException as error:
         if error.status_code == 400 and "Too many" in str(error.detail):
-            raise HTTPException(413, f"at most {limits.images} images at a time") from None
+            raise Refused(f"at most {limits.images} images at a time") from None
         raise
 
 

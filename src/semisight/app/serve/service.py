@@ -20,9 +20,9 @@ from semisight.app.serve.library import Encoded, Library, encode_library, read_l
 from semisight.app.serve.limits import Limits
 from semisight.app.serve.neighbours import Neighbours
 from semisight.app.serve.retraining import Retraining, train_command, write_captions
-from semisight.app.serve.suggestions import choose
 from semisight.app.serve.table import Entry, Table
 from semisight.errors import UserError
+from semisight.learning.choosing import choose_next
 
 _AHEAD = 50  # suggestions worked out at a time
 _FRESH = 2.0  # seconds
@@ -141,7 +141,7 @@ class Service:
         encoded = encode_library(answerer.run, self.library, self._progress)
         mask = encoded.learned if bool(encoded.learned.any()) else ~encoded.learned
         names = [name for name, mine in zip(encoded.names, mask.tolist(), strict=True) if mine]
-        answerer.neighbours = Neighbours(encoded.codes[mask], names)
+        answerer.neighbours = Neighbours(encoded.seen.codes[mask], names)
         with self._lock:
             self._encoded, self._queue = encoded, []
         self.reading = Reading("ready", len(encoded.names), len(encoded.names))
@@ -180,7 +180,7 @@ class Service:
             if len(self._queue) < n:
                 open_ = torch.tensor([name not in done for name in encoded.names])
                 waiting = set(self._queue)
-                chosen = choose(encoded.codes, encoded.probabilities, open_, max(n, _AHEAD))
+                chosen = choose_next(encoded.seen.codes, encoded.seen.doubt, open_, max(n, _AHEAD))
                 self._queue += [name for name in (encoded.names[i] for i in chosen) if name not in waiting]
             wanted = self._queue[:n]
         place = {name: i for i, name in enumerate(encoded.names)}
@@ -188,9 +188,9 @@ class Service:
 
     def _guesses(self, encoded: Encoded, place: int) -> tuple[tuple[str, float], ...]:
         classifier = self.run.classifier
-        if encoded.probabilities is None or classifier is None:
+        if classifier is None:
             return ()
-        row = encoded.probabilities[place]
+        row = encoded.seen.probabilities[place]
         best = row.topk(min(3, len(row)))
         names = classifier.class_names
         return tuple((names[c], round(p, 4)) for p, c in zip(best.values.tolist(), best.indices.tolist(), strict=True))
