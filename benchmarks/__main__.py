@@ -3,11 +3,19 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from benchmarks.captions import (
+    SMALL_DECODING,
+    SMALL_TRAINING,
+    Decoding,
+    Training,
+    measure_decoding,
+    measure_training,
+)
 from benchmarks.figures import Figure
 from benchmarks.memory import measure_memory
 from benchmarks.speed import measure_encoding, measure_steps
@@ -27,6 +35,8 @@ class Size:
     mm_size: int
     presets: tuple[str, ...]
     pixels: tuple[int, ...]
+    decoding: Decoding = field(default_factory=Decoding)
+    training: Training = field(default_factory=Training)
 
 
 FULL = Size(
@@ -48,6 +58,8 @@ SMOKE = Size(
     mm_size=128,
     presets=("mnist",),
     pixels=(8, 16),
+    decoding=SMALL_DECODING,
+    training=SMALL_TRAINING,
 )
 
 
@@ -65,7 +77,21 @@ def memory(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_memory(size.presets, size.pixels, size.batch, limit)
 
 
-PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {"step": steps, "encode": encoding, "memory": memory}
+def decoding(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_decoding(size.decoding, min(3, size.rounds))
+
+
+def captions(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_training(size.training)
+
+
+PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
+    "step": steps,
+    "encode": encoding,
+    "memory": memory,
+    "decode": decoding,
+    "captions": captions,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -175,7 +175,7 @@ def test_a_run_keeps_its_words(run: Path) -> None:
     assert (about["captions"], about["n_captioned"], about["held_out"]) == (40, 20, 0)
     captioner = load_run(run).captions()
     assert captioner.vocabulary == vocabulary
-    learned = [caption.split() for caption in list(TEXTS.values())[0]]
+    learned = [caption.split() for caption in next(iter(TEXTS.values()))]
     assert captioner.share_seen([*learned, ["a", "new", "caption"]]) == pytest.approx(2 / 3)
     assert DataRecord.read(run / "data.json").settings.captions == str(run.parent / "captions.csv")
     assert hashes([["a", "b"], ["ab"], ["a", "b"]])[[0, 2]].unique().numel() == 1
@@ -184,8 +184,14 @@ def test_a_run_keeps_its_words(run: Path) -> None:
 
 def test_it_says_which_captions_it_uses(photos: Path, tmp_path: Path) -> None:
     long = " ".join(["word"] * 10_000)
-    odd = f'nowhere.png,lost\npart/01.png,\npart/02.png,"a 🐕 runs 🌈!"\npart/03.png,{long}\npart/04.png,собака бежит 犬が走る\n'
-    (tmp_path / "captions.csv").write_text(table(list(TEXTS)[:20], odd), encoding="utf-8")
+    odd = [
+        "nowhere.png,lost",
+        "part/01.png,",
+        'part/02.png,"a 🐕 runs 🌈!"',
+        f"part/03.png,{long}",
+        "part/04.png,собака бежит 犬が走る",
+    ]
+    (tmp_path / "captions.csv").write_text(table(list(TEXTS)[:20], "\n".join(odd)), encoding="utf-8")
     out = ok("train", photos, "--captions", tmp_path / "captions.csv", "--out", tmp_path / "run", "--epochs", "1",
              *QUICK)  # fmt: skip
     assert "captions: 43 of 20 images to learn from" in out
@@ -272,18 +278,9 @@ def test_labels_and_captions_on_one_code(tmp_path: Path) -> None:
     assert "log p" in ok("caption", tmp_path / "both", "builtin:scenes?n=3&size=12&seed=9")
     labels = json.loads(ok("evaluate", tmp_path / "both", "--format", "json"))
     assert "error" in labels
-    captions = json.loads(
-        ok(
-            "evaluate",
-            tmp_path / "both",
-            "builtin:scenes?n=5&size=12&seed=9",
-            "--captions",
-            "builtin",
-            "--no-meteor",
-            "--format",
-            "json",
-        )  # fmt: skip
-    )
+    source = "builtin:scenes?n=5&size=12&seed=9"
+    text = ok("evaluate", tmp_path / "both", source, "--captions", "builtin", "--no-meteor", "--format", "json")
+    captions = json.loads(text)
     assert captions["n"] == 5 and "BLEU-4" in captions
 
 

@@ -60,7 +60,7 @@ def beam_search(
         raise ValueError(f"the number of sentences must be from 1 to the width of the beam ({beam}), not {n_best}")
     if max_words < 1 or END in forbidden:
         raise ValueError("a sentence needs room for a word, and the end cannot be forbidden")
-    search = _Search(head, beam, max_words, length_power, tuple(forbidden))
+    search = _Search(head, beam, n_best, max_words, length_power, tuple(forbidden))
     found = [search(part) for part in _parts(codes, rows // (len(codes) * beam))]
     return _joined([Sentences(part.symbols[:, :n_best], part.log_prob[:, :n_best]) for part in found])
 
@@ -142,10 +142,23 @@ def mixture_log_prob(
 
 
 class _Search:
-    """Beam search for some images. Prefixes still growing are rows of a flat list; ended ones cost nothing more."""
+    """Beam search for some images. Prefixes still growing are rows of a flat list; ended ones cost nothing more.
 
-    def __init__(self, head: CaptionHead, beam: int, max_words: int, length_power: float, forbidden: tuple[int, ...]):
-        self.head, self.beam, self.max_words, self.length_power = head, beam, max_words, length_power
+    A prefix only loses probability by growing: once n_best sentences have ended that are more probable, it is dropped,
+    and so is all that would have taken its place. What is found stays the same (unless length counts).
+    """
+
+    def __init__(
+        self,
+        head: CaptionHead,
+        beam: int,
+        n_best: int,
+        max_words: int,
+        length_power: float,
+        forbidden: tuple[int, ...],
+    ) -> None:
+        self.head, self.beam, self.n_best = head, beam, n_best
+        self.max_words, self.length_power = max_words, length_power
         self.forbidden = list(forbidden)
         self.inputs = head.inputs()
 
@@ -183,6 +196,10 @@ class _Search:
             symbols = symbols.gather(1, parent[..., None].expand_as(symbols))
             symbols[..., t] = torch.where(grows, words[row, rank], symbols[..., t])
             ended = ended.gather(1, parent) | (symbols[..., t] == END)
+            if not self.length_power:
+                least = log_prob.masked_fill(~ended, -math.inf).topk(self.n_best, 1).values[:, -1:]
+                log_prob = log_prob.masked_fill(~ended & (log_prob <= least), -math.inf)
+                grows = grows & (log_prob > -math.inf)
             symbols[log_prob == -math.inf] = PADDING
             image, slot = (grows & ~ended).nonzero(as_tuple=True)
             if len(image) == 0:
