@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from semisight import __version__
 from semisight.app.serve import schemas
@@ -195,8 +196,18 @@ def _add_problems(app: FastAPI) -> None:
         return JSONResponse({"detail": detail}, status, headers or None)
 
     @app.exception_handler(HTTPException)
-    def _(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"detail": str(error.detail)}, error.status_code, error.headers)
+    def _(request: Request, error: HTTPException) -> JSONResponse:
+        headers = error.headers
+        if error.status_code == 405:  # of several routes to one path the framework names the first one's method
+            path = request.url.path
+            found = {
+                m
+                for route in app.routes
+                if isinstance(route, Route) and route.path == path
+                for m in route.methods or ()
+            }
+            headers = {"Allow": ", ".join(sorted(found))}
+        return JSONResponse({"detail": str(error.detail)}, error.status_code, headers)
 
     @app.exception_handler(RequestValidationError)
     def _(_: Request, error: RequestValidationError) -> JSONResponse:
