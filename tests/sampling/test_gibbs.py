@@ -178,6 +178,26 @@ def test_decisions_average_over_samples_of_the_parameters() -> None:
     assert decisions.shape == (4, 3)
 
 
+def test_decisions_may_go_on_from_one_sample_of_the_parameters_to_the_next() -> None:
+    """Chains that go on equal those run by hand, and many of them agree with chains that begin anew every time."""
+    chain = labelled_chain()
+    samples = chain.run()
+    assert chain.head is not None
+    images = draw_images(chain.decoder, 2, seed=9).repeat(100, 1, 1, 1)
+    first, then = InferenceConfig(12, 4), InferenceConfig(4, 4, seed=7)
+    going_on = gibbs_decisions(samples, chain.decoder, chain.head, images, first, then=then)
+    last, total = None, torch.zeros_like(going_on)
+    for number in range(3):
+        samples.load(number, chain.decoder, chain.head)
+        config = first if number == 0 else replace(then, seed=7 + number)
+        moments = infer_latents(chain.decoder, images, config, last)
+        last, total = moments.last, total + chain.head.decision(moments.mean)
+    torch.testing.assert_close(going_on, total / 3)
+    anew = gibbs_decisions(samples, chain.decoder, chain.head, images, InferenceConfig(12, 4, seed=99))
+    apart = (going_on - anew).unflatten(0, (100, 2))  # the same two images, 100 times
+    assert float((apart.mean(0) / (apart.std(0) / 100**0.5)).abs().max()) < 4.5
+
+
 def test_a_chain_learns_labels_that_the_codes_can_tell() -> None:
     """Two kinds of images that differ by what one map paints; after a short chain new ones are told apart."""
     decoder = tiny_decoder(ONE_Z, alpha0=50.0)
