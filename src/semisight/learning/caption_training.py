@@ -64,12 +64,18 @@ class CaptionSettings:
             raise UserError(f"cell must be 'gru' or 'lstm', not {self.cell!r}.")
         for name in ("hidden_size", "embedding_size", "min_count", "captions_per_step", "captioned_per_batch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}.")
+            if value is None and name == "captions_per_step":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
         for name in ("xi", "xi_scale", "xi_warmup"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise UserError(f"{name} must be 0 or above, not {value}.")
+            if value is None and name == "xi":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise UserError(f"{name} of captions must be a number of at least 0, not {value!r}.")
+        if not isinstance(self.two_step, bool):
+            raise UserError(f"two_step must be true or false, not {self.two_step!r}.")
         if self.two_step and (self.xi is not None or self.xi_scale != 1):
             raise UserError("two_step has no bound for xi to balance captions against: leave xi and xi_scale out.")
 

@@ -13,11 +13,13 @@ from semisight.errors import UserError
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder of the demo's run.", show_default="semisight-demo")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="How long to train at most.", show_default="two")
+        float | None, typer.Option(min=0.01, help="How long each training may take.", show_default="about one")
     ] = None,
     seed: options.FixedSeed = 0,
 ) -> None:
-    """Learn to read digits from two labels of each and many unlabelled images, and write a report to look at.
+    """Learn to read digits from two labels of each and to caption scenes most of which have no caption.
+
+    It writes a page to look at, takes less than three minutes and needs no data.
 
     Example:
 
@@ -26,14 +28,15 @@ def demo(
     from semisight.app.demo import run_demo
 
     prepare_process()
-    say("Learning from handwritten digits, of which two of each kind have a label; about two minutes.")
+    say("Learning from handwritten digits, of which two of each kind have a label, and then captions of scenes;")
+    say("all in all less than three minutes.")
     with stopping("Run semisight demo again to start anew."), reading() as progress:
         shown = run_demo(out, minutes=minutes, seed=seed, say=say, progress=progress)
     say("\nWhat it learned:")
-    for line in shown.findings.words():
+    for line in shown.words():
         say(f"  - {line}")
     say(f"\nReport: {shown.report}")
-    say("Open it in a browser: labels, confusion, reconstructions, samples, dictionaries, places and curves.")
+    say("Open it in a browser: labels, confusion, images with their captions, reconstructions, dictionaries and more.")
 
 
 def train(
