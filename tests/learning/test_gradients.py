@@ -4,7 +4,8 @@ The mean over z is not sampled: every joint z stands in the batch once and carri
 compared has no noise. s is held by a fixed eps, which all three estimators share.
 """
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -17,9 +18,13 @@ from semisight.model.image_decoder import Decoded
 from semisight.model.image_encoder import Noise, Pooling, Posterior
 from semisight.model.image_model import ImageModel
 from semisight.model.placing import Chosen, PoolingWeights, choose_places, place_probabilities
-from semisight.model.pooling import FAST, Operators
+from semisight.model.pooling import FAST, NAIVE
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # 256 joint z
+SAME = Architecture((1, 3, 6), (Layer(1, 4, 3, "same"), Layer(2, 1)))  # 81 joint z, every block cropped at an edge
+CROPPED = Architecture(
+    (1, 2, 6), (Layer(1, 3, 2, "same"), Layer(2, 1))
+)  # 64 joint z, the middle block by two edges only
 TWO_Z = Architecture((1, 5, 5), (Layer(1, 2, 2), Layer(1, 1, 2), Layer(2, 1)))  # 1,024 joint z
 
 
@@ -52,7 +57,7 @@ class Enumerated:
 
 
 def enumerated(architecture: Architecture, pooling: Pooling, gain: float = 1.0) -> Enumerated:
-    operators = Operators(FAST.convolve, FAST.deconvolve, FAST.unpool, choose_given)
+    operators = replace(FAST, choose=choose_given)
     model = ImageModel(architecture, pooling, seed=1, operators=operators).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -116,8 +121,9 @@ def test_nvil_is_unbiased(pooling: Pooling, architecture: Architecture) -> None:
     assert relative_error(mean_gradient(case, "nvil"), exact_gradient(case)) < 1e-10
 
 
-def test_local_is_unbiased_for_the_z_nearest_the_image() -> None:
-    case = enumerated(ONE_Z, "expected")
+@pytest.mark.parametrize("architecture", [ONE_Z, SAME, CROPPED], ids=["valid", "same", "same, three blocks"])
+def test_local_is_unbiased_for_the_z_nearest_the_image(architecture: Architecture) -> None:
+    case = enumerated(architecture, "expected", gain=2.0)
     assert relative_error(mean_gradient(case, "local"), exact_gradient(case)) < 1e-10
 
 
@@ -148,30 +154,32 @@ def test_the_curvature_further_up_brings_local_nearer_than_straight_through() ->
     assert local < 0.5 * straight
 
 
-def test_the_exact_change_of_the_likelihood_when_one_value_moves() -> None:
+@pytest.mark.parametrize("naive", [False, True], ids=["fast", "naive"])
+@pytest.mark.parametrize("architecture", [ONE_Z, SAME, CROPPED], ids=["valid", "same", "same, three blocks"])
+def test_the_exact_change_of_the_likelihood_when_one_value_moves(architecture: Architecture, naive: bool) -> None:
     """R[a] of the design against brute force: move one block's value and decode again."""
-    case = enumerated(ONE_Z, "expected")
+    case = enumerated(architecture, "expected", gain=2.0)
     model = case.model
+    if naive:
+        model.decoder.operators = NAIVE
     noise = Noise(case.noise.eps[..., :1], tuple(u[..., :1] for u in case.noise.uniform))
     x = case.x[..., :1]
     posterior = model.encoder(x, noise, False)
     z = posterior.z[0].clone().requires_grad_()
     decoded = model.decoder(posterior.s, (z,))
     likelihood = model.decoder.log_prob(x, decoded.mean)
-    (first_order,) = torch.autograd.grad(likelihood.sum(), z, retain_graph=True)
-    values, energy = decoded.values[0].detach(), model.decoder.energy_differences()[0]
     alpha0 = model.decoder.log_alpha0.detach().exp()
-    for k in range(2):
-        for j in range(2):
-            c = int(posterior.z[0][:, k, 0, j, 0].argmax())
-            for a in range(4):
-                moved = posterior.z[0].clone()
-                moved[:, k, 0, j, 0] = 0
-                moved[a, k, 0, j, 0] = 1
-                brute = model.decoder.log_prob(x, model.decoder(posterior.s, (moved,)).mean) - likelihood
-                first = first_order[a, k, 0, j, 0] - first_order[c, k, 0, j, 0]
-                formula = first - 0.5 * alpha0 * values[k, 0, j, 0] ** 2 * energy[a, c, k]
-                assert float(brute) == pytest.approx(float(formula), abs=1e-11)
+    (change,) = torch.autograd.grad((likelihood + alpha0 * decoded.curvature).sum(), z)
+    places, maps, rows, columns, _ = z.shape
+    for k, i, j in itertools.product(range(maps), range(rows), range(columns)):
+        c = int(z[:, k, i, j, 0].argmax())
+        for a in range(places):
+            moved = posterior.z[0].clone()
+            moved[:, k, i, j] = 0
+            moved[a, k, i, j] = 1
+            brute = model.decoder.log_prob(x, model.decoder(posterior.s, (moved,)).mean) - likelihood
+            formula = change[a, k, i, j, 0] - change[c, k, i, j, 0]
+            assert float(brute.detach()) == pytest.approx(float(formula), abs=1e-11)
 
 
 def test_nvil_s_running_averages_move_after_the_step_only() -> None:

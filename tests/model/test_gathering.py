@@ -1,12 +1,15 @@
-"""(3), (5): both layouts of the products against the naive twin, and the pass for prediction against the posterior."""
+"""(3), (5): all ways to the products against the naive twin, and the pass for prediction against the posterior."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model import gathering, placing, pooling
+from semisight.model import fourier, gathering, placing, pooling
 from semisight.model.architecture import Architecture, Layer
+from semisight.model.curvature import energies
 from semisight.model.gathering import Geometry, Lines, Windows
 from semisight.model.image_encoder import Pooling
 from semisight.model.image_model import ImageModel
@@ -30,11 +33,13 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(pooling, "_CHUNK_ELEMENTS", 10)
         monkeypatch.setattr(pooling, "_POOLED_AT_ONCE", 10)
         monkeypatch.setattr(placing, "_PIECE", 7)
+        monkeypatch.setattr(fourier, "_IMAGES_AT_ONCE", 2)
 
 
-@pytest.fixture(params=[1, 10**9], ids=["Lines", "Windows"])
+@pytest.fixture(params=["Lines", "Windows", "Fourier"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_THIN", request.param)
+    monkeypatch.setattr(gathering, "_THIN", 1 if request.param == "Lines" else 10**9)
+    monkeypatch.setattr(fourier, "_GAIN", 0 if request.param == "Fourier" else 10**9)
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -52,7 +57,7 @@ def assert_twins(fast: Tensor, naive: Tensor, inputs: list[Tensor]) -> None:
 
 @pytest.mark.parametrize(("layer", "size"), LAYERS)
 @pytest.mark.usefixtures("pieces", "layout")
-def test_both_layouts_equal_the_naive_twin(layer: Layer, size: tuple[int, int]) -> None:
+def test_all_ways_equal_the_naive_twin(layer: Layer, size: tuple[int, int]) -> None:
     x, filters = random(2, *size, 3, seed=1), random(layer.maps, 2, layer.kernel, layer.kernel, seed=2)
     bias = random(layer.maps, 1, 1, 1, seed=3)
     blocks = pooling.convolve_blocks(x, filters, layer, bias)
@@ -66,10 +71,40 @@ def test_both_layouts_equal_the_naive_twin(layer: Layer, size: tuple[int, int]) 
     maps = pooling.unpool_deconvolve(values, u, filters, layer)
     assert_twins(maps, pooling.naive_unpool_deconvolve(values, u, filters, layer), [values, u, filters])
 
+    drawn = torch.nn.functional.one_hot(torch.arange(values.numel()).view(values.shape) % len(u), len(u))
+    z = drawn.movedim(-1, 0).double().contiguous().requires_grad_()
+    weight = torch.ones(2, dtype=torch.float64)
+    of = partial(energies, filters.detach(), weight, layer, size)
+    fast, naive = (
+        curved(values, z, filters, layer, of) for curved in (pooling.unpool_curved, pooling.naive_unpool_curved)
+    )
+    both = [(maps.sum((0, 1, 2)) + torch.tensor([1.0, -2.0, 0.5]) * zero)[None] for maps, zero in (fast, naive)]
+    assert_twins(both[0], both[1], [values, z, filters])
+    alone = [torch.autograd.grad(zero.sum(), z, retain_graph=True)[0] for _, zero in (fast, naive)]
+    torch.testing.assert_close(*alone, rtol=0, atol=1e-10)
+
     fixed = torch.zeros_like(u)
     fixed[pooling.fixed_place(layer.pool)] = 1.0
     maps = pooling.unpool_fixed(values, filters, layer)
     assert_twins(maps, pooling.naive_unpool_deconvolve(values, fixed, filters, layer), [values, filters])
+
+
+def test_frequencies_are_taken_where_they_save_work_and_stay_as_exact() -> None:
+    """The second layer of CIFAR-10 (48 maps of 14 x 14, 128 filters of 5 x 5), in float32 against float64."""
+    geometry = Geometry(5, 2, range(2))
+    assert fourier.fourier_for(geometry, 128, 48, (14, 14), batch=64) is not None
+    assert fourier.fourier_for(geometry, 48, 3, (32, 32), batch=64) is None  # few channels
+    assert fourier.fourier_for(geometry, 128, 48, (14, 14), batch=1) is None  # the filters' transform does not pay
+    layer, batch = Layer(128, 5, 2), 20
+    x, filters = random(48, 14, 14, batch, seed=1).detach(), random(128, 48, 5, 5, seed=2).detach() / 1200**0.5
+    blocks = pooling.naive_convolve_blocks(x, filters, layer)
+    fast = pooling.convolve_blocks(x.float(), filters.float(), layer)
+    torch.testing.assert_close(fast.double(), blocks, rtol=1e-5, atol=1e-5)
+    values = random(128, 5, 5, batch, seed=3).detach()
+    z = torch.nn.functional.one_hot(torch.arange(values.numel()).view(values.shape) % 4, 4).movedim(-1, 0).double()
+    maps = pooling.naive_unpool_deconvolve(values, z, filters, layer)
+    fast = pooling.unpool_deconvolve(values.float(), z.float(), filters.float(), layer)
+    torch.testing.assert_close(fast.double(), maps, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Lines, Windows])

@@ -13,13 +13,13 @@ local             for every block, the exact change of log p when its value v mo
                       R[a] = alpha0 ( v (g[a] - g[c]) - v^2/2 ||d_a - d_c||^2 )
                   and then the gradient of sum_a q(a) R[a]. The first part is what straight-through passes; the
                   surrogate adds the second. Unbiased for the z nearest the image; for z further up the curvature is
-                  approximate (ImageDecoder.energy_differences). Default.
+                  approximate (model/curvature.py). Default.
 
 With pooling="sampled", s depends on z too; nvil's signal then holds every term that z touches, while the other two pass
 the straight-through gradient along that path, which is biased.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,44 +59,13 @@ class StraightThrough(nn.Module):
         pass
 
 
-class _Curvature(torch.autograd.Function):
-    """sum over blocks of sum_a z_a R2[a], R2[a] = -alpha0/2 v^2 ||d_a - d_c||^2, per image: [B].
-
-    It is zero at the drawn z (c = a), so forward has nothing to do; backward gives R2, which z passes on to q.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, values: Tensor, energy: Tensor, alpha0: Tensor) -> Tensor:
-        ctx.save_for_backward(z, values, energy, alpha0)
-        return z.new_zeros(z.shape[-1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        z, values, energy, alpha0 = ctx.saved_tensors
-        weight = values.square().mul_(grads[0] * (-0.5 * alpha0))  # [K, h, w, B]
-        out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-        of_map = (
-            energy.permute(2, 0, 1).contiguous(),
-            z.flatten(2).unbind(1),
-            out.flatten(2).unbind(1),
-            weight.flatten(1),
-        )
-        for energy_k, z_k, out_k, weight_k in zip(*of_map, strict=True):  # [P, P] @ [P, h*w*B], within a core's cache
-            torch.mm(energy_k, z_k, out=out_k).mul_(weight_k)
-        return out, None, None, None
-
-
 class Local(nn.Module):
     through_z = True
 
     def surrogate(
         self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
     ) -> Tensor:
-        total = torch.zeros_like(bound.reconstruction)
-        alpha0 = decoder.log_alpha0.detach().exp()
-        for z, values, energy in zip(posterior.z, decoded.values, decoder.energy_differences(), strict=True):
-            total = total + _Curvature.apply(z, values.detach(), energy, alpha0)
-        return total
+        return decoder.log_alpha0.detach().exp() * decoded.curvature
 
     def after_step(self) -> None:
         pass

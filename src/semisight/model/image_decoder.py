@@ -11,20 +11,24 @@ Given z the decoder is linear in s: the local gradient and both samplers rest on
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from semisight.model.architecture import Architecture
+from semisight.model.curvature import Energies, energies, worth
 from semisight.model.pooling import FAST, Operators, unpool_fixed
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The mean image [C, H, W, B], and S~(l+1), the values that were unpooled at layer l, [K_l, h, w, B] each."""
+    """The mean image [C, H, W, B]; S~(l+1), the values v that were unpooled at layer l, [K_l, h, w, B] each; and a 0
+    per image, [B], whose gradient with respect to z is the curvature -v^2/2 ||d_a - d_c||^2 (see gradients.py)."""
 
     mean: Tensor
     values: tuple[Tensor, ...]
+    curvature: Tensor
 
 
 class ImageDecoder(nn.Module):
@@ -48,14 +52,17 @@ class ImageDecoder(nn.Module):
         top = len(layers) - 1
         maps = self.operators.deconvolve(s[None], self.dictionaries[top], layers[top])
         values: list[Tensor] = []
+        curvature = s.new_zeros(s.shape[-1])
         for index in reversed(self.architecture.pooled_layers):
             values.append(maps)
             dictionary, layer = self.dictionaries[index], layers[index]
             if z:
-                maps = self.operators.unpool(maps, z[index], dictionary, layer)
+                of = partial(self.energies, index)
+                maps, zero = self.operators.unpool_curved(maps, z[index], dictionary, layer, of)
+                curvature = curvature + zero
             else:
                 maps = unpool_fixed(maps, dictionary, layer)
-        return Decoded(maps + self.image_bias, tuple(reversed(values)))
+        return Decoded(maps + self.image_bias, tuple(reversed(values)), curvature)
 
     def log_prob(self, x: Tensor, mean: Tensor) -> Tensor:
         """(4): log N(X; mean, 1/alpha0), summed over pixels, [B]."""
@@ -63,40 +70,14 @@ class ImageDecoder(nn.Module):
         constant = self.architecture.n_pixels * (self.log_alpha0 - math.log(2 * math.pi))
         return 0.5 * (constant - self.log_alpha0.exp() * squares)
 
-    def energy_differences(self) -> tuple[Tensor, ...]:
-        """||d_a - d_c||^2 for every pair of places, [P, P, K_l] per pooled layer: how much X^ changes when z moves.
-
-        For layer 1 it is exact: 2 (R(0) - R(a - c)), R the autocorrelation of D(k, 1). Further up, a unit in map c
-        below changes the picture by the energy of that map's own dictionary; we weigh by these energies and leave out
-        the overlap of different units below (which has no sign in the mean).
-        """
-        weight = torch.ones(
-            self.architecture.image_shape[0], device=self.log_alpha0.device, dtype=self.log_alpha0.dtype
-        )
-        result = []
-        for index, layer in enumerate(self.architecture.layers[:-1]):
-            overlap = _autocorrelation(self.dictionaries[index].detach(), weight, layer.pool)
-            place, middle = torch.arange(layer.pool, device=weight.device), layer.pool - 1
-            lag = (place[:, None] - place).add(middle)  # [p, p], along one axis
-            between = overlap[lag[:, None, :, None], lag[None, :, None, :]]  # [u, v, u', v', K]
-            energy = overlap[middle, middle]
-            result.append(2 * (energy - between.reshape(layer.pool**2, layer.pool**2, -1)))
-            weight = energy
-        return tuple(result)
-
-
-def _autocorrelation(dictionary: Tensor, weight: Tensor, pool: int) -> Tensor:
-    """R(y, x) = sum over c and pixels of weight[c] D[k, c] D[k, c] moved by (y, x), |y|, |x| < p, [2p-1, 2p-1, K]."""
-    weighted, size = dictionary * weight[:, None, None], dictionary.shape[-1]
-    out = dictionary.new_zeros(2 * pool - 1, 2 * pool - 1, len(dictionary))
-    for y in range(min(pool, size)):
-        for x in range(1 - min(pool, size), min(pool, size)):
-            here = weighted[:, :, y:, max(x, 0) : size + min(x, 0)]
-            moved = dictionary[:, :, : size - y, max(-x, 0) : size - max(x, 0)]
-            total = (here * moved).sum((1, 2, 3))
-            out[pool - 1 + y, pool - 1 + x] = total
-            out[pool - 1 - y, pool - 1 - x] = total
-    return out
+    def energies(self, index: int) -> Energies:
+        """||d_a - d_c||^2 for every pair of places of layer `index`: how much X^ changes when z moves."""
+        dictionaries = [dictionary.detach() for dictionary in self.dictionaries[: index + 1]]
+        below = torch.ones(self.architecture.image_shape[0]).to(self.log_alpha0)
+        for dictionary in dictionaries[:-1]:
+            below = worth(dictionary, below)
+        layer, shape = self.architecture.layers[index], self.architecture.shapes[index]
+        return energies(dictionaries[-1], below, layer, shape.below)
 
 
 def maximising_alpha0(squares: Tensor, n_values: int) -> Tensor:

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.model.architecture import Layer
+from semisight.model.curvature import Curvature, Energies, finish_gradients
+from semisight.model.fourier import Fourier, FourierConvolve, FourierUnpool, fourier_for
 from semisight.model.gathering import Geometry, Layout, layout_for
 from semisight.model.placing import Chosen, PoolingWeights, choose_places, naive_choose_places
 
@@ -54,8 +56,8 @@ _CHUNK_ELEMENTS = 4_000_000
 _POOLED_AT_ONCE = 500_000  # values of blocks, in prediction: 2 MB, a core's second cache
 
 
-def _row_chunks(rows: int, elements_per_row: int, limit: int | None = None) -> list[slice]:
-    step = max(1, min(rows, (limit or _CHUNK_ELEMENTS) // max(1, elements_per_row)))
+def _row_chunks(rows: int, elements_per_row: int, limit: int | None = None, at_least: int = 1) -> list[slice]:
+    step = max(at_least, min(rows, (limit or _CHUNK_ELEMENTS) // max(1, elements_per_row)))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
@@ -139,43 +141,59 @@ class _Spread(torch.autograd.Function):
 
 
 class _UnpoolSpread(torch.autograd.Function):
-    """`_Spread` of z * values, without ever keeping that product: it is as large as z."""
+    """`_Spread` of z * values, without ever keeping that product, as large as z; and a 0 per image (curvature.py)."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, z: Tensor, matrices: Tensor, layout: Layout) -> Tensor:
+    def forward(
+        ctx: Any, values: Tensor, z: Tensor, matrices: Tensor, layout: Layout, of: Callable[[], Energies] | None
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(values, z, matrices)
-        ctx.layout = layout
-        return _spread(z, matrices, layout, values)
+        ctx.layout, ctx.of = layout, of
+        ctx.set_materialize_grads(False)
+        return _spread(z, matrices, layout, values), values.new_zeros(values.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """All three gradients in one go over the blocks: what was just worked out is still in the cache."""
         values, z, matrices = ctx.saved_tensors
         layout: Layout = ctx.layout
-        (grad,), rows = grads, matrices.shape[1]
-        grad_values, grad_z, grad_matrices = torch.zeros_like(values), torch.empty_like(z), torch.zeros_like(matrices)
+        rows, grad = matrices.shape[1], grads[0]
+        if grad is None:  # only the curvature's was asked for
+            size = ((n - 1) * layout.geometry.pool + layout.geometry.window for n in values.shape[1:3])
+            grad = values.new_zeros(layout.channels(matrices), *size, values.shape[-1])
+        grad_u, grad_matrices = torch.empty_like(z), torch.zeros_like(matrices)
         for part in _row_chunks(z.shape[2], layout.elements(grad)):
-            v, grad_v = values[:, part], grad_values[:, part]
             for group in layout.groups(layout.gather(grad[:, layout.geometry.pixels(part)])):
-                z_here, grad_u = z[group.places, :, part], grad_z[group.places, :, part]
-                unpooled = (z_here * v).reshape(rows, -1)
+                unpooled = (z[group.places, :, part] * values[:, part]).reshape(rows, -1)
+                target = grad_u[group.places, :, part].view(rows, -1)
                 for term, columns in group.terms:
-                    grad_u.view(rows, -1).addmm_(matrices[term], columns, beta=min(term, 1))
+                    target.addmm_(matrices[term], columns, beta=min(term, 1))
                     grad_matrices[term].addmm_(unpooled, columns.T)
-                for place in range(len(z_here)):
-                    grad_v.addcmul_(grad_u[place], z_here[place])
-                grad_u.mul_(v)
-        return grad_values, grad_z, grad_matrices, None
+        grad_values = finish_gradients(grad_u, z, values, ctx.of, grads[1])
+        return grad_values, grad_u, grad_matrices, None, None
 
 
 def _layout(filters: Tensor, pool: int, offsets: range | None = None) -> Layout:
     return layout_for(Geometry(filters.shape[-1], pool, range(pool) if offsets is None else offsets), filters.shape[1])
 
 
+def _fourier(filters: Tensor, pool: int, height: int, width: int, like: Tensor) -> Fourier | None:
+    """The way over the frequencies for padded maps of that size, where it is the faster one."""
+    geometry = Geometry(filters.shape[-1], pool, range(pool))
+    if like.device.type != "cpu":
+        return None
+    return fourier_for(geometry, filters.shape[0], filters.shape[1], (height, width), like.shape[-1])
+
+
 def convolve_blocks(x: Tensor, filters: Tensor, layer: Layer, bias: Tensor | None = None) -> Tensor:
     """(5): maps [c, H, W, B] and filters [K, c, k, k] to the values of every pooling block, [P, K, h, w, B]."""
+    maps = pad_same(x.to(filters.dtype), layer)
+    fourier = _fourier(filters, layer.pool, maps.shape[1], maps.shape[2], maps)
+    if fourier is not None:
+        frequencies: Tensor = FourierConvolve.apply(maps, filters, bias, fourier)
+        return frequencies
     layout = _layout(filters, layer.pool)
-    out: Tensor = _Correlate.apply(pad_same(x.to(filters.dtype), layer), layout.matrices(filters), bias, layout)
+    out: Tensor = _Correlate.apply(maps, layout.matrices(filters), bias, layout)
     return out
 
 
@@ -186,8 +204,17 @@ def convolve_and_pool(
     """(5) and (6) for prediction, [c, H, W, B] -> [K, h, w, B]: the blocks are pooled a few rows at a time, while they
     are in the cache, and never kept."""
     layout, maps = _layout(filters, layer.pool), pad_same(x.to(filters.dtype), layer)
-    g, matrices = layout.geometry, layout.matrices(filters)
+    g = layout.geometry
     out = maps.new_empty(len(filters), g.blocks(maps.shape[1]), g.blocks(maps.shape[2]), maps.shape[3])
+    fourier = _fourier(filters, layer.pool, maps.shape[1], maps.shape[2], maps)
+    if fourier is not None:
+        spectrum, places = fourier.spectrum(filters), g.n_places
+        for images in _row_chunks(maps.shape[3], places * out[..., 0].numel(), _POOLED_AT_ONCE, at_least=64):
+            blocks = maps.new_empty(places, *out.shape[:3], images.stop - images.start)
+            fourier.run(spectrum, maps[..., images], bias=bias.view(-1, 1), to_blocks=blocks)
+            out[..., images] = pool(blocks)
+        return out
+    matrices = layout.matrices(filters)
     for part in _row_chunks(out.shape[1], g.n_places * out[:, 0].numel(), _POOLED_AT_ONCE):
         out[:, part] = pool(_correlate(maps[:, g.pixels(part)], matrices, layout, bias))
     return out
@@ -202,11 +229,22 @@ def deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
 
 def unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     """(2) and (3) at once: values [K, h, w, B] go to place z [P, K, h, w, B] of their blocks and are deconvolved."""
+    return unpool_curved(values, z, dictionary, layer, None)[0]
+
+
+def unpool_curved(
+    values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
+) -> tuple[Tensor, Tensor]:
+    """The same, and a 0 per image [B] whose gradient is that of the curvature; `of` is asked only for that gradient."""
+    values, z = values.to(dictionary.dtype), z.to(dictionary.dtype).contiguous()
     layout = _layout(dictionary, layer.pool)
-    out: Tensor = _UnpoolSpread.apply(
-        values.to(dictionary.dtype), z.to(dictionary.dtype).contiguous(), layout.matrices(dictionary), layout
-    )
-    return crop_same(out, layer)
+    height, width = ((n - 1) * layer.pool + layer.window for n in values.shape[1:3])
+    fourier = _fourier(dictionary, layer.pool, height, width, values)
+    if fourier is not None:
+        maps, zero = FourierUnpool.apply(values, z, dictionary, fourier, of)
+    else:
+        maps, zero = _UnpoolSpread.apply(values, z, layout.matrices(dictionary), layout, of)
+    return crop_same(maps, layer), zero
 
 
 def unpool_fixed(values: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
@@ -264,6 +302,13 @@ def naive_unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer
     return naive_deconvolve_blocks(unpool_at(values, z), dictionary, layer)
 
 
+def naive_unpool_curved(
+    values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
+) -> tuple[Tensor, Tensor]:
+    maps = naive_unpool_deconvolve(values, z, dictionary, layer)
+    return maps, z.new_zeros(z.shape[-1]) if of is None else Curvature.apply(z, values.detach(), of)
+
+
 @dataclass(frozen=True)
 class Operators:
     """The operations that exist twice, fast and naive; a model is built with one set of them."""
@@ -271,8 +316,15 @@ class Operators:
     convolve: Callable[[Tensor, Tensor, Layer, Tensor | None], Tensor]  # with the bias [K, 1, 1, 1] added
     deconvolve: Callable[[Tensor, Tensor, Layer], Tensor]
     unpool: Callable[[Tensor, Tensor, Tensor, Layer], Tensor]
+    unpool_curved: Callable[[Tensor, Tensor, Tensor, Layer, Callable[[], Energies] | None], tuple[Tensor, Tensor]]
     choose: Callable[[Tensor, PoolingWeights, Tensor, bool, bool], Chosen]
 
 
-FAST = Operators(convolve_blocks, deconvolve_blocks, unpool_deconvolve, choose_places)
-NAIVE = Operators(naive_convolve_blocks, naive_deconvolve_blocks, naive_unpool_deconvolve, naive_choose_places)
+FAST = Operators(convolve_blocks, deconvolve_blocks, unpool_deconvolve, unpool_curved, choose_places)
+NAIVE = Operators(
+    naive_convolve_blocks,
+    naive_deconvolve_blocks,
+    naive_unpool_deconvolve,
+    naive_unpool_curved,
+    naive_choose_places,
+)
