@@ -78,7 +78,7 @@ def memory(size: Size, limit: float) -> Iterator[Figure]:
 
 
 def decoding(size: Size, limit: float) -> Iterator[Figure]:
-    yield from measure_decoding(size.decoding, min(3, size.rounds))
+    yield from measure_decoding(size.decoding, size.rounds)
 
 
 def captions(size: Size, limit: float) -> Iterator[Figure]:
