@@ -19,7 +19,7 @@ from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions
 from semisight.sampling.mcem import MCEM, Iteration, MCEMConfig, maximise_beta
 from semisight.sampling.parameters import Priors, maximise_parameters
-from semisight.sampling.top_map import MapConfig, map_codes, sampled_gradient
+from semisight.sampling.top_map import MapConfig, map_codes, map_decisions, sampled_gradient
 from tests.sampling.oracle import (
     ONE_Z,
     TWO_Z,
@@ -234,6 +234,8 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         MCEM(decoder, images, MCEMConfig(), labels=torch.tensor([0, 1]))
     with pytest.raises(UserError, match="channels, height, width"):
         map_codes(decoder, images[:, :, 1:], MapConfig(steps=1))
+    with pytest.raises(UserError, match="without labels and cannot give any"):
+        map_decisions(decoder, None, images, MapConfig(steps=1))
 
 
 def test_the_decoder_of_a_map_estimate_is_left_alone() -> None:
@@ -246,3 +248,6 @@ def test_the_decoder_of_a_map_estimate_is_left_alone() -> None:
     assert codes.shape == (3, ONE_Z.code_size) and seen == [(2, 3), (3, 3)]
     assert all(torch.equal(before[name], value) for name, value in decoder.state_dict().items())
     assert all(parameter.grad is None for parameter in decoder.parameters())
+    head = toy_head()
+    decisions = map_decisions(decoder, head, draw_images(decoder, 3), MapConfig(2, options=SweepOptions(batch_size=2)))
+    torch.testing.assert_close(decisions, head.decision(codes))

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_decoder import ImageDecoder
+from semisight.model.labels import BayesianSVM
 from semisight.sampling import dictionaries_above
 from semisight.sampling.dictionaries import Completed, draw_nearest_dictionary, picture, unpooled_maps
 from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above
@@ -227,3 +229,14 @@ def test_bias_and_alpha0_end_where_the_gradient_of_the_log_joint_is_zero() -> No
 def test_priors_must_be_proper(name: str) -> None:
     with pytest.raises(UserError, match=name):
         Priors(**{name: 0.0})
+
+
+def test_the_documents_state_the_priors() -> None:
+    """docs/symbols.md names N(0, 1), Gamma(1, 0.01), and xi as a factor of gamma."""
+    assert Priors() == Priors(1.0, bias_mean=0.0, bias_precision=1.0, alpha0_shape=1.0, alpha0_rate=0.01)
+    text = (Path(__file__).parents[2] / "docs" / "symbols.md").read_text()
+    for words in ("every entry N(0, 1)", "every pixel N(0, 1)", "Gamma(1, 0.01)", "a head with `gamma` times xi"):
+        assert words in text
+    one, many = (BayesianSVM(4, 3, gamma, generator=generator(1)) for gamma in (1.5, 1.5 * 78.4))
+    codes, labels = torch.randn(6, 4, generator=generator(2)), torch.tensor([0, 1, 2, 2, -1, 0])
+    torch.testing.assert_close(many.log_prob(labels, codes), 78.4 * one.log_prob(labels, codes))

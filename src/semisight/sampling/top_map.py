@@ -13,6 +13,7 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
 from semisight.model.image_encoder import flat_code
+from semisight.model.labels import BayesianSVM
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import Latents, SweepOptions, checked_images, prior_latents, slices, sweep_places
 
@@ -58,6 +59,20 @@ def map_codes(
         if progress is not None:
             progress(done, len(images))
     return flat_code(latents.s)
+
+
+@torch.no_grad()
+def map_decisions(
+    decoder: ImageDecoder,
+    head: BayesianSVM | None,
+    images: Tensor,
+    config: MapConfig,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Decision values [N, C] at the MAP estimate of each image's code."""
+    if head is None:
+        raise UserError("this model was learned without labels and cannot give any: run MCEM with labels and a head")
+    return head.decision(map_codes(decoder, images, config, progress))
 
 
 def sampled_gradient(
