@@ -99,12 +99,8 @@ def finish_gradients(
         maps = slice(start, min(start + step, len(values)))
         grad, at = grad_u[:, maps].flatten(2), z[:, maps].flatten(2)  # [P, K', n]
         if energies is not None and curved is not None:
-            work = energies.moved(z, maps).flatten(2).transpose(0, 1)
-            grad.addcmul_(work, curved[maps])
-            torch.mul(grad, at, out=work)
-        else:
-            work = grad * at
-        torch.sum(work, 0, out=grad_values[maps].flatten(1))
+            grad.addcmul_(energies.moved(z, maps).flatten(2).transpose(0, 1), curved[maps])
+        grad_values[maps] = (grad * at).sum(0).view_as(grad_values[maps])
         grad.mul_(v[maps])
     return grad_values
 

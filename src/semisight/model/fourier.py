@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from semisight.model.curvature import Energies, finish_gradients
 from semisight.model.gathering import Geometry
@@ -223,6 +224,7 @@ class FourierConvolve(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
         maps, spectrum = ctx.saved_tensors
         fourier: Fourier = ctx.fourier
@@ -254,6 +256,7 @@ class FourierUnpool(torch.autograd.Function):
         return out, values.new_zeros(values.shape[-1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         values, z, spectrum = ctx.saved_tensors
         fourier: Fourier = ctx.fourier
