@@ -157,8 +157,8 @@ def test_few_labels_many_images() -> None:
     assert settings.labels.labelled_per_batch == 32
     assert settings.train.max_epochs == 21  # of 195 steps: at least 4,000
     assert settings.train.validate_every == 1
-    assert (settings.labels.head, settings.labels.xi, settings.labels.pull) == ("softmax", "pixels", True)
-    assert (settings.model.nonlinearity, settings.train.average_decay) == ("relu", 0.99)
+    assert (settings.labels.head, settings.labels.xi, settings.labels.pull) == ("softmax", "tenfold", True)
+    assert (settings.model.nonlinearity, settings.train.average_decay) == ("norm-relu", 0.99)
     assert settings.train.patience is None
 
 
@@ -177,7 +177,7 @@ def test_what_was_chosen_stays() -> None:
     assert (settings.train.batch_size, settings.train.max_epochs, settings.train.learning_rate) == (16, 3, 0.5)
     assert (settings.labels.head, settings.labels.xi) == ("svm", 12.5)
     assert settings.labels.labelled_per_batch == 8  # half of so small a batch
-    with pytest.raises(UserError, match="xi must be a number, or paper or pixels"):
+    with pytest.raises(UserError, match="xi must be a number, or paper, pixels or tenfold"):
         resolve({"source": "x", "xi": "much"})
 
 

@@ -97,7 +97,7 @@ def test_held_out_labels_choose_and_calibrate(many: Path) -> None:
 
 def test_defaults_reach_the_run(few: Path) -> None:
     run = load_run(few)
-    assert run.architecture.nonlinearity == "relu"
+    assert run.architecture.nonlinearity == "norm-relu"
     assert (run.config.schedule, run.config.average_decay, run.config.patience) == ("cosine", 0.99, None)
     about = run.meta["about"]["labels"]
     assert about["settings"]["head"] == "softmax"

@@ -37,7 +37,9 @@ def objective(settings: LabelSettings, labels: torch.Tensor = FEW, batch_size: i
     return build_label_objective(ImageObjective(ImageModel(TINY, seed=1)), labels, 3, settings, batch_size, seed=0)
 
 
-@pytest.mark.parametrize(("xi", "wanted"), [("paper", 64 / (3 * 0.25)), ("pixels", 64 / 0.25), (7.5, 7.5), (0, 0)])
+@pytest.mark.parametrize(
+    ("xi", "wanted"), [("paper", 64 / (3 * 0.25)), ("pixels", 64 / 0.25), ("tenfold", 640 / 0.25), (7.5, 7.5), (0, 0)]
+)
 def test_xi_by_rule_or_by_number(xi: Any, wanted: float) -> None:
     settings = LabelSettings(xi=xi, labelled_per_batch=8, pull=False)
     assert objective(settings).xi.value == pytest.approx(wanted)
@@ -95,7 +97,7 @@ def test_what_held_out_labels_say() -> None:
 
 
 def test_probable_labels_come_anew_every_so_many_epochs() -> None:
-    of = objective(LabelSettings())
+    of = objective(LabelSettings(latent=1.0))
     refresh = refresher(of, images(FEW), seed=0, every=3)
     for epoch in range(1, 7):
         refresh(TrainerState(Counters(step=4 * epoch), float(epoch), 0.0, {}))

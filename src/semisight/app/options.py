@@ -80,17 +80,18 @@ Head = Annotated[
 Xi = Annotated[
     str | None,
     _option(
-        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), or pixels (C times that).",
+        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), pixels (C times that) or "
+        "tenfold (ten times that again).",
         panel=_LABELS,
-        default="pixels",
+        default="tenfold",
     ),
 ]
 Pull = Annotated[
     bool | None,
     _option(
         "--pull/--no-pull",
-        help="Whether unlabelled images pull on the labels: codes of moved images agree, and probable labels spread "
-        "over a graph of codes.",
+        help="Whether unlabelled images pull on the labels: labels that the model is sure of are learned on moved "
+        "images, codes of moved images agree, and probable labels spread over a graph of codes.",
         panel=_LABELS,
         default="pull",
     ),
@@ -231,8 +232,8 @@ Pooling = Annotated[
     ),
 ]
 Nonlinearity = Annotated[
-    Literal["none", "relu"] | None,
-    _option(help="After pooling, in the encoder.", panel=_MODEL, default="none; with labels: relu"),
+    Literal["none", "relu", "norm-relu"] | None,
+    _option(help="After pooling, in the encoder.", panel=_MODEL, default="none; with labels: norm-relu"),
 ]
 Gradient = Annotated[
     Literal["local", "straight-through", "nvil"] | None,

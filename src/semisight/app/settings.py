@@ -26,13 +26,13 @@ WORDS = {"epochs": "max_epochs", "minutes": "max_minutes", "steps": "max_steps",
 
 # Where labels are learned and nobody chose otherwise (docs/symbols.md says why).
 LABEL_DEFAULTS: dict[str, Any] = {
-    "nonlinearity": "relu",
+    "nonlinearity": "norm-relu",
     "learning_rate": 1e-3,
     "schedule": "cosine",
     "average_decay": 0.99,
     "patience": None,  # the rate has to come down first
     "head": "softmax",
-    "xi": "pixels",
+    "xi": "tenfold",
 }
 LABELLED_PER_BATCH, UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 32, 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000

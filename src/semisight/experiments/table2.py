@@ -12,7 +12,7 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
     printed         nvil, sampled pooling, xi = N_X/(C rho), Bayesian SVM                       1.49
     local           the same with the local gradient and expected pooling
     softmax         `local` with a softmax in the Bayesian SVM's place
-    pull            ours: ReLU after pooling, moved images agree, latent labels over a graph
+    pull            ours: normalised maps and ReLU after pooling, one layer more, and unlabelled images pull (Pull)
     pull-no-bound   `pull` without the image model: what the bound is worth
 """
 
@@ -73,13 +73,13 @@ class Setting:
 
 PRINTED = Setting(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
 PULL = Setting(
-    LabelSettings(head="softmax", xi="pixels"),
-    nonlinearity="relu",
+    LabelSettings(head="softmax", xi="tenfold", agreement=0.0, latent=0.0),
+    nonlinearity="norm-relu",
     batch_size=288,
     epochs=12,
-    learning_rate=1e-3,
+    learning_rate=2e-3,
     schedule="cosine",
-    average=0.99,
+    average=0.995,
 )
 SETTINGS = {
     "printed": PRINTED,

@@ -62,6 +62,7 @@ class Pull:
     temperature: float = 0.2  # of agreement
     threshold: float = 0.95  # of confidence
     little: float = 0.4  # strength of the move on which the model has to be sure
+    far: float = 1.3  # strength of the moves that it learns from
     bound_images: int | None = 64  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
     moves: Moves = field(default_factory=Moves)
     propagation: Propagation = field(default_factory=Propagation)
@@ -108,9 +109,9 @@ class LabelObjective(nn.Module):
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
         labels = _labels(batch)
         weight = weight * _share(labels)  # xi counts per image of the batch, labelled or not
-        moved = [self._encode(self._moved(batch, generator, rows, pull), generator, rows)]
+        moved = [self._encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows)]
         if pull.agreement > 0:
-            moved.append(self._encode(self._moved(batch, generator, rows, pull), generator, rows))
+            moved.append(self._encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows))
         scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in moved]
         terms, gain = {}, torch.zeros((), device=batch.images.device)
         known = (labels >= 0).nonzero().squeeze(1)
@@ -135,7 +136,7 @@ class LabelObjective(nn.Module):
             loss, terms = loss + bound_loss, bound_terms | terms
         return Step(loss, {name: term.detach() for name, term in terms.items()})
 
-    def _moved(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull, strength: float = 1.0) -> Tensor:
+    def _moved(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull, strength: float) -> Tensor:
         drawn = pull.moves.draw(rows.total, generator, strength)
         return move(batch.images, drawn.rows(slice(rows.start, rows.stop)))
 

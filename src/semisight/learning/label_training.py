@@ -27,7 +27,8 @@ from semisight.learning.validation import validate
 from semisight.model.labels import BayesianSVM, Softmax
 
 HeadName = Literal["svm", "softmax"]
-XiRule = Literal["paper", "pixels"]  # N_X / (C rho), and C times that: N_X / rho
+XiRule = Literal["paper", "pixels", "tenfold"]
+SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0}  # times N_X / rho; the paper's is N_X / (C rho)
 _HEAD, _REFRESH = 11, 12  # streams of the seed
 
 
@@ -65,7 +66,7 @@ class LabelSettings:
     def weight(self, n_pixels: int, n_classes: int, rho: float) -> float:
         """xi as a number."""
         if isinstance(self.xi, str):
-            return paper_xi(n_pixels, n_classes if self.xi == "paper" else 1, rho)
+            return SCALE.get(self.xi, 1 / n_classes) * paper_xi(n_pixels, 1, rho)
         return self.xi
 
     def to_dict(self) -> dict[str, Any]:
