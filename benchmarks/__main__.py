@@ -16,8 +16,11 @@ from benchmarks.captions import (
     measure_decoding,
     measure_training,
 )
+from benchmarks.exported import measure_export
 from benchmarks.figures import Figure
+from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
+from benchmarks.serving import Serving
 from benchmarks.speed import measure_encoding, measure_steps
 from semisight.learning.allocator import keep_memory
 from semisight.model.architecture import Architecture, Layer, preset, preset_names
@@ -37,6 +40,9 @@ class Size:
     pixels: tuple[int, ...]
     decoding: Decoding = field(default_factory=Decoding)
     training: Training = field(default_factory=Training)
+    folder: tuple[int, int] = (100_000, 10_000)
+    exported: int = 28
+    serving: Serving = field(default_factory=Serving)
 
 
 FULL = Size(
@@ -60,6 +66,8 @@ SMOKE = Size(
     pixels=(8, 16),
     decoding=SMALL_DECODING,
     training=SMALL_TRAINING,
+    folder=(2_000, 1_000),
+    exported=8,
 )
 
 
@@ -85,12 +93,27 @@ def captions(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_training(size.training)
 
 
+def folder(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_folder(*size.folder)
+
+
+def exported(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_export(size.exported)
+
+
+def serving(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_serving(size.serving)
+
+
 PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "step": steps,
     "encode": encoding,
     "memory": memory,
     "decode": decoding,
     "captions": captions,
+    "serving": serving,
+    "folder": folder,
+    "export": exported,
 }
 
 

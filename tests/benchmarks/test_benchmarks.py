@@ -39,7 +39,7 @@ def test_smoke_prints_and_writes_one_json_line_per_figure(
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "step,encoding"])
-    assert "there is no part 'encoding'; there are step, encode, memory, decode, captions" in capsys.readouterr().err
+    assert "there is no part 'encoding'; there are step, encode, memory, decode, captions, serving" in capsys.readouterr().err
 
 
 def test_ways_take_turns_and_ratios_are_taken_round_by_round() -> None:

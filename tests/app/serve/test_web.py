@@ -7,12 +7,14 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from semisight.app.serve.answering import Answerer
 from semisight.app.serve.limits import Limits
+from semisight.app.serve.predicting import small_png
 from tests.app.serve.conftest import bomb, client_of, png, wait_until_read
 
 RAW = {"Content-Type": "application/octet-stream"}
@@ -47,6 +49,14 @@ def test_predict_takes_a_form_or_bytes(client: TestClient) -> None:
             kind, _, content = picture.partition(",")
             assert kind == "data:image/png;base64"
             assert Image.open(io.BytesIO(base64.b64decode(content))).size == (8, 8)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 1), (4, 7, 3), (300, 200, 3)])
+def test_small_pictures_are_png(shape: tuple[int, int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    image = Image.open(io.BytesIO(small_png(pixels)))
+    assert image.format == "PNG" and image.mode == ("L" if shape[2] == 1 else "RGB")
+    assert np.array_equal(np.asarray(image).reshape(shape), pixels)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"])

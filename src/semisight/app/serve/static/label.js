@@ -64,8 +64,8 @@ function refill() {
 
 async function fetchMore() {
   try {
-    const found = await ask(`/api/suggestions?n=${AHEAD + sending.length + queue.length}`, { patience: 1000 });
-    const had = new Set([...queue.map((one) => one.file), ...past.slice(-200), ...sending.map(([, one]) => one.file)]);
+    const found = await ask(`/api/suggestions?n=${Math.min(50, AHEAD + 1 + sending.length + queue.length)}`, { patience: 1000 });
+    const had = new Set([current?.file, ...queue.map((one) => one.file), ...past, ...sending.map(([, one]) => one.file)]);
     queue.push(...found.images.filter((one) => !had.has(one.file)));
     if (!sameWords(classes, found.classes)) {
       classes = [...found.classes, ...classes.filter((name) => !found.classes.includes(name))];
