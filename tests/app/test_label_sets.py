@@ -78,7 +78,7 @@ def test_without_labels_nothing_is_known() -> None:
 def test_parting_loses_and_doubles_no_image(labels: list[int], fraction: float, seed: int) -> None:
     pixels = torch.zeros(len(labels), 1, 2, 2)
     images = ImageSet(pixels, tuple(map(str, range(len(labels)))), torch.tensor(labels), tuple("abcd"))
-    train, valid = app_sets._part_labelled(images, fraction, seed)
+    train, valid = app_sets.part_labelled(images, fraction, seed)
     assert sorted([*train.tolist(), *valid.tolist()]) == list(range(len(labels)))
     learned = torch.tensor(labels)[train]
     assert set(learned.tolist()) - {-1} == set(labels) - {-1}
@@ -177,7 +177,7 @@ def test_what_was_chosen_stays() -> None:
     assert (settings.train.batch_size, settings.train.max_epochs, settings.train.learning_rate) == (16, 3, 0.5)
     assert (settings.labels.head, settings.labels.xi) == ("svm", 12.5)
     assert settings.labels.labelled_per_batch == 8  # half of so small a batch
-    with pytest.raises(UserError, match="xi must be a number, or paper, pixels or tenfold"):
+    with pytest.raises(UserError, match="xi must be a number, or paper or pixels or tenfold"):
         resolve({"source": "x", "xi": "much"})
 
 
