@@ -20,7 +20,7 @@ from benchmarks.exported import measure_export
 from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
-from benchmarks.serving import Serving
+from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
 from semisight.learning.allocator import keep_memory
 from semisight.model.architecture import Architecture, Layer, preset, preset_names
@@ -68,6 +68,7 @@ SMOKE = Size(
     training=SMALL_TRAINING,
     folder=(2_000, 1_000),
     exported=8,
+    serving=SMALL_SERVING,
 )
 
 
