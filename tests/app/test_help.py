@@ -18,7 +18,19 @@ from semisight.model.architecture import Nonlinearity, preset_names
 from semisight.model.image_encoder import POOLINGS
 from tests.app.commands import ok
 
-COMMANDS = ("demo", "inspect", "train", "suggest", "predict", "evaluate", "reconstruct", "generate", "report", "serve", "reproduce")
+COMMANDS = (
+    "demo",
+    "inspect",
+    "train",
+    "suggest",
+    "predict",
+    "evaluate",
+    "reconstruct",
+    "generate",
+    "report",
+    "serve",
+    "reproduce",
+)
 
 
 def test_the_list_of_commands() -> None:
