@@ -18,7 +18,9 @@ ACCEPTED = """\
   IMAGE                                   a single image
   FILE.npz, FILE.npy                      array `images`, and maybe `labels`
   MNIST's idx files                       a folder of them, or one file of images, plain or .gz
-  CIFAR-10, CIFAR-100                     a folder of batches, or one batch, binary or Python"""
+  CIFAR-10, CIFAR-100                     a folder of batches, or one batch, binary or Python
+  SHARD.tar                               WebDataset: one tar file, or a folder of them
+  Hugging Face's imagefolder              train/ and test/, metadata.csv or metadata.jsonl, or both"""
 
 _BUILTIN = ("builtin:digits", "builtin:scenes")
 _SCENE_OPTIONS = ("n", "size", "seed", "captions")
@@ -115,12 +117,15 @@ def _options(text: str, query: str, known: tuple[str, ...]) -> dict[str, int]:
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder of plain image files, not one that MNIST's or CIFAR's files make up."""
+    """Whether a path is a folder of plain image files, not one that makes up a set of its own kind."""
     from semisight.data.cifar import is_cifar_folder
     from semisight.data.idx import find_idx_images
+    from semisight.data.imagefolder import is_imagefolder
+    from semisight.data.webdataset import find_shards
 
     try:
-        return path.is_dir() and find_idx_images(path, "train") is None and not is_cifar_folder(path)
+        published = find_idx_images(path, "train") is not None or is_cifar_folder(path)
+        return path.is_dir() and not published and not find_shards(path) and not is_imagefolder(path)
     except (OSError, ValueError):  # what is wrong is said when it is loaded
         return False
 
@@ -138,6 +143,8 @@ def _load_folder(
     from semisight.data.cifar import is_cifar_folder, read_cifar_folder
     from semisight.data.folders import read_folder
     from semisight.data.idx import find_idx_images, read_idx_images
+    from semisight.data.imagefolder import is_imagefolder, read_imagefolder
+    from semisight.data.webdataset import find_shards, read_shards
 
     try:
         images = find_idx_images(path, part or "train")
@@ -148,6 +155,12 @@ def _load_folder(
         return _finish(read_idx_images(images), size, channels, limit, seed)
     if is_cifar:
         return _finish(read_cifar_folder(path, part or "train"), size, channels, limit, seed)
+    choose = None if limit is None else lambda n: _drawn(n, limit, seed)
+    shards = find_shards(path)
+    if shards and part is None:
+        return read_shards(shards, size=size, channels=channels, choose=choose, progress=progress)
+    if not class_per_folder and is_imagefolder(path):
+        return read_imagefolder(path, part, size=size, channels=channels, choose=choose, progress=progress)
     if part is not None:
         raise UserError(f"{path} is a folder of images, with no {part} part of its own: give the folder of that part")
     try:
@@ -156,7 +169,7 @@ def _load_folder(
             size=size,
             channels=channels,
             class_per_folder=class_per_folder,
-            choose=None if limit is None else lambda n: _drawn(n, limit, seed),
+            choose=choose,
             progress=progress,
         )
     except UserError as error:
@@ -182,6 +195,7 @@ def _load_file(path: Path, size: int | None, channels: int | None, limit: int | 
     from semisight.data.folders import read_picture
     from semisight.data.idx import looks_like_idx, read_idx_images
     from semisight.data.npz import read_npy_images, read_npz
+    from semisight.data.webdataset import find_shards, read_shards
 
     if not path.is_file():
         raise UserError(f"{path} is neither a file nor a folder. Accepted:\n{ACCEPTED}")
@@ -196,6 +210,9 @@ def _load_file(path: Path, size: int | None, channels: int | None, limit: int | 
         return _finish(read_npz(path), size, channels, limit, seed)
     if start.startswith(b"\x93NUMPY") or path.suffix == ".npy":
         return _finish(read_npy_images(path), size, channels, limit, seed)
+    if find_shards(path) and not looks_like_idx(start):
+        choose = None if limit is None else lambda n: _drawn(n, limit, seed)
+        return read_shards([path], size=size, channels=channels, choose=choose)
     if start.startswith(b"\x1f\x8b") or looks_like_idx(start):
         return _finish(read_idx_images(path), size, channels, limit, seed)
     if path.suffix == ".bin" or start[0] == 0x80:
