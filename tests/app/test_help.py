@@ -9,8 +9,10 @@ import pytest
 import typer
 
 from semisight.app import cli, options
-from semisight.app.settings import DataSettings, ModelSettings, resolve
+from semisight.app.captioning import Search
+from semisight.app.settings import MANY_CAPTIONS, DataSettings, ModelSettings, resolve
 from semisight.errors import UserError
+from semisight.learning.caption_training import Cell
 from semisight.learning.config import Precision, Schedule, TrainConfig
 from semisight.learning.gradients import ESTIMATORS
 from semisight.learning.label_training import HeadName
@@ -54,7 +56,7 @@ def test_help_shows_an_example_that_names_known_options(command: str) -> None:
 
 def test_trains_options_come_in_panels() -> None:
     text = ok("train", "--help")
-    for panel in ("Run folder", "Images", "Labels", "Model", "Learning", "Machine"):
+    for panel in ("Run folder", "Images", "Labels", "Captions", "Model", "Learning", "Machine"):
         assert f"─ {panel} ─" in text
 
 
@@ -103,6 +105,23 @@ def test_defaults_with_labels_in_the_help_are_those_of_the_settings() -> None:
         "pull",
     )
     assert few.labels.pull
+
+
+def test_defaults_of_captions_in_the_help_are_those_of_the_settings() -> None:
+    given = resolve({"source": "x", "captions": "c"})
+    few, many = (
+        given.for_captions(100, 0, MANY_CAPTIONS - 1).captions,
+        given.for_captions(100, 0, MANY_CAPTIONS).captions,
+    )
+    fewer = f"with fewer than {MANY_CAPTIONS:,} captions"
+    assert shown_default("hidden_size") == f"{many.hidden_size}; {fewer} {few.hidden_size}"
+    assert shown_default("min_count") == f"{many.min_count}; {fewer} {few.min_count}"
+    assert shown_default("cell") == many.cell
+    assert choices(options.Cell) == set(get_args(Cell))
+    assert Search() == Search(*(inspect.signature(cli.caption).parameters[name].default for name in SEARCH))
+
+
+SEARCH = ("codes", "beam", "max_words", "seed")
 
 
 def test_choices_in_the_help_are_the_librarys() -> None:
