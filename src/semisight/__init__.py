@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from semisight.app.estimator import SemiSight
     from semisight.errors import UserError
 
 _HOME_OF = {
+    "SemiSight": "semisight.app.estimator",
     "UserError": "semisight.errors",
 }
 
-__all__ = ["UserError", "__version__"]
+__all__ = ["SemiSight", "UserError", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,6 +29,7 @@ from semisight.app.sets import (
     with_labels,
 )
 from semisight.app.settings import DataSettings
+from semisight.app.streamed_sets import streamed_sets
 from semisight.data import load
 from semisight.data.cache import cached_folder
 from semisight.data.caption_files import CaptionTable, read_captions
@@ -58,7 +59,7 @@ class Found:
 def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> Sets:
     """The images of a run, with labels, captions or both, parted by the seed."""
     if data.captions is None:
-        return load_sets(data, seed, progress)
+        return streamed_sets(data, seed, progress) or load_sets(data, seed, progress)
     found = _found(data, seed, progress)
     images = with_labels(found.images, data)
     truth = None
@@ -85,6 +86,13 @@ def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> 
         None if truth is None else _halves(truth[order[kept]], n_train),
         None if data.captioned_images is None else (every[:n_train], every[n_train:]),
     )
+
+
+def parted_captioned(images: ImageSet, fraction: float, seed: int) -> Sets:
+    """Images in memory, with their captions and perhaps labels, parted by the seed."""
+    train, valid = _part(images, fraction, seed)
+    _check(images, train)
+    return Sets(images.subset(train), images.subset(valid) if len(valid) else None)
 
 
 # ---- what is there ----

@@ -121,23 +121,31 @@ def load_sets(data: DataSettings, seed: int, progress: Progress | None = None) -
         ),
         data,
     )
-    images = dataclasses.replace(images, captions=None)  # learned only where asked for: captioning_sets.py
+    return parted(dataclasses.replace(images, captions=None), data, seed)  # captions: only where asked for
+
+
+def parted(images: ImageSet, data: DataSettings, seed: int) -> Sets:
+    """Images that have been read, with all their labels, parted as `data` says."""
     if images.labels is None:
-        return Sets(*_part_images(images, data.valid_fraction, seed))
+        return Sets(*part_images(images, data.valid_fraction, seed))
     truth = images.labels
     if data.labels_per_class is not None:
         images = keep_per_class(images, data.labels_per_class, seed)
-    train, valid = _part_labelled(images, data.valid_fraction, seed)
+    train, valid = part_labelled(images, data.valid_fraction, seed)
     assert images.labels is not None
     if data.only_labelled:
         train = train[images.labels[train] >= 0]
-    if len(images.labels[train].unique()) < 2 + bool((images.labels[train] < 0).any()):
+    refuse_one_class(images.labels[train])
+    hidden = None if data.labels_per_class is None else (truth[train], truth[valid])
+    return Sets(images.subset(train), images.subset(valid) if len(valid) else None, hidden)
+
+
+def refuse_one_class(labels: Tensor) -> None:
+    if len(labels[labels >= 0].unique()) < 2:
         raise UserError(
             "the images to learn from have labels of one class only, or none: label images of at least two classes, "
             "or give --no-labels to learn from the images alone."
         )
-    hidden = None if data.labels_per_class is None else (truth[train], truth[valid])
-    return Sets(images.subset(train), images.subset(valid) if len(valid) else None, hidden)
 
 
 def with_labels(images: ImageSet, data: DataSettings, class_names: Sequence[str] | None = None) -> ImageSet:
@@ -195,14 +203,14 @@ def keep_per_class(images: ImageSet, per_class: int, seed: int) -> ImageSet:
     return images.with_labels(labels, images.class_names)
 
 
-def _part_images(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet | None]:
+def part_images(images: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet | None]:
     n_valid = max(1, round(fraction * len(images))) if fraction > 0 else 0
     if n_valid == 0 or len(images) < 2:
         return images, None
     return split(images, n_valid, seed)
 
 
-def _part_labelled(images: ImageSet, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def part_labelled(images: ImageSet, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Positions to learn from and to set aside. Of labels, a share of each class that has enough, if most have."""
     labels = images.labels
     assert labels is not None
