@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ONE_THREAD := OMP_NUM_THREADS=1
 
 RUN_EXTRAS := train,track
-DEV_EXTRAS := train,track,metrics,serve,dev
+DEV_EXTRAS := train,track,metrics,onnx,serve,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean

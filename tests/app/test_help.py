@@ -23,6 +23,8 @@ from tests.app.commands import ok
 COMMANDS = (
     "demo",
     "inspect",
+    "embed",
+    "export",
     "train",
     "suggest",
     "predict",

@@ -10,6 +10,7 @@ from semisight.app.commands.captions import caption
 from semisight.app.commands.experiments import reproduce
 from semisight.app.commands.labels import evaluate, predict
 from semisight.app.commands.product import inspect, suggest
+from semisight.app.commands.product_out import embed, export
 from semisight.app.commands.serve import serve
 from semisight.app.commands.start import demo, train
 from semisight.app.commands.use import generate, reconstruct, report
@@ -27,7 +28,7 @@ app = typer.Typer(
 
 for panel, commands in {
     "Start here": (demo, inspect, train),
-    "Use a run": (predict, caption, evaluate, suggest, reconstruct, generate, report, serve),
+    "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
     "Science": (reproduce,),
 }.items():
     for command in commands:

@@ -6,6 +6,7 @@
     RUN/vocabulary.json, captions.safetensors              of captions (captioning.py), where there are any
     RUN/comparison.json                                    the same labels without the unlabelled images, if measured
     RUN/report.html                                        the page to look at
+    RUN/model_card.md                                      data, settings, metrics and limits (model_card.py)
 
 The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
 not by their path.

@@ -12,6 +12,7 @@ from semisight.app.captioning import seen_file, vocabulary_file, write_files
 from semisight.app.captioning_sets import BUILTIN, sets_of
 from semisight.app.classifier import fit_calibration
 from semisight.app.describe import describe_architecture, describe_captions, describe_data, describe_labels
+from semisight.app.model_card import model_card_file, write_model_card
 from semisight.app.recipes import caption_recipe, image_recipe, label_recipe, vocabulary_of, with_model_of
 from semisight.app.runs import (
     DataRecord,
@@ -106,7 +107,7 @@ def train_run(
     record = DataRecord.of(data, sets.train, sets.valid)
     if is_first_process() and not resume:
         if overwrite:  # they would show the former run
-            for file in (report_file, calibration_file, comparison_file, vocabulary_file, seen_file):
+            for file in (report_file, model_card_file, calibration_file, comparison_file, vocabulary_file, seen_file):
                 file(folder).unlink(missing_ok=True)
         record.write(data_file(folder))
         if vocabulary is not None:
@@ -121,6 +122,8 @@ def train_run(
         torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
     if sets.n_held_out and is_first_process():
         calibrate(load_run(path), sets)
+    if is_first_process():
+        write_model_card(load_run(path), sets)
     return Trained(folder, fitted, sets)
 
 
