@@ -3,14 +3,16 @@ import { ask, byId, make, status } from "./common.js";
 
 const named = (reference, api) => reference.split("/").slice(1).reduce((place, key) => place[key], api);
 
-function typeOf(schema, api) {
+// Two levels deep: more nobody reads in a line.
+function typeOf(schema, api, depth = 0) {
   if (!schema) return "";
-  if (schema.$ref) return typeOf(named(schema.$ref, api), api);
-  if (schema.anyOf) return schema.anyOf.map((one) => typeOf(one, api)).join(" or ");
-  if (schema.type === "array") return `list of ${typeOf(schema.items, api)}`;
+  if (schema.$ref) return typeOf(named(schema.$ref, api), api, depth);
+  if (schema.anyOf) return schema.anyOf.map((one) => typeOf(one, api, depth)).join(" or ");
+  if (schema.type === "array") return `list of ${typeOf(schema.items, api, depth)}`;
   if (schema.format === "binary") return "file";
   if (schema.type === "object" && schema.properties) {
-    return `{ ${Object.entries(schema.properties).map(([name, one]) => `${name}: ${typeOf(one, api)}`).join(", ")} }`;
+    const parts = Object.entries(schema.properties).map(([name, one]) => (depth ? name : `${name}: ${typeOf(one, api, 1)}`));
+    return `{ ${parts.join(", ")} }`;
   }
   return schema.enum ? schema.enum.join(" | ") : schema.type === "null" ? "nothing" : schema.type;
 }
