@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from semisight.app.captioning import hashes
-from semisight.app.captioning_scores import captioned_images, evaluate_captions
+from semisight.app.captioning_scores import Grade, captioned_images, evaluate_captions, grade
 from semisight.app.captioning_sets import sets_of
 from semisight.app.runs import DataRecord, load_run
 from semisight.app.settings import DataSettings, resolve
@@ -387,6 +387,14 @@ def test_without_data_it_is_measured_on_what_was_not_learned(tmp_path: Path) -> 
     assert len(encoded) == len(scored.captions) == 13
     with pytest.raises(UserError, match="which images the captions belong to"):
         captioned_images(loaded, None, captions="x.csv")
+
+
+def test_captions_of_scenes_are_graded_part_by_part() -> None:
+    own = "a large blue square below a small red circle"
+    assert grade("a small red circle above a big blue square", own) == Grade(True, True, True, True, True)
+    assert grade("a large blue ring below a small red circle", own) == Grade(True, True, True, False, False)
+    assert grade("a large red square left of a small red circle", own) == Grade(True, False, False, True, False)
+    assert grade("a large blue square", own) == grade("nonsense", own) == Grade()
 
 
 def test_what_meteor_needs_is_said(run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

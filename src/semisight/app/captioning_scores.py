@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from semisight.app.captioning_sets import BUILTIN, EVERY_SPLIT, TRAIN_SPLITS
 from semisight.app.outputs import load_for
 from semisight.app.predicting import columns
 from semisight.app.runs import Run
-from semisight.app.sets import Captions, Progress, noted
+from semisight.app.sets import Progress, noted
 from semisight.app.training import lasting, reload_sets
 from semisight.data.caption_files import read_captions
 from semisight.data.image_set import ImageSet
@@ -45,17 +45,37 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
+class Grade:
+    """What a caption of a scene names rightly: how many objects, their relation, all colours, all shapes, all of it."""
+
+    number: bool = False
+    relation: bool = False
+    colours: bool = False
+    shapes: bool = False
+    everything: bool = False
+
+
+PARTS = ("number", "relation", "colours", "shapes")
+
+
+@dataclass(frozen=True)
 class CaptionEvaluation:
-    """Scores of the best caption of every image that has captions of its own; `rightly` for scenes alone."""
+    """Scores of the best caption of every image that has captions of its own; `grades` for scenes alone."""
 
     images: ImageSet
     captions: tuple[Caption, ...]
     scores: CaptionScores
-    rightly: tuple[bool, ...] | None
+    grades: tuple[Grade, ...] | None
 
     @property
     def share_rightly(self) -> float | None:
-        return None if self.rightly is None else sum(self.rightly) / len(self.rightly)
+        """Of the captions of scenes that name everything rightly."""
+        return None if self.grades is None else sum(grade.everything for grade in self.grades) / len(self.grades)
+
+    def shares(self) -> dict[str, float]:
+        """What the captions of scenes name rightly, part by part."""
+        grades = self.grades or ()
+        return {name: sum(getattr(grade, name) for grade in grades) / max(1, len(grades)) for name in PARTS}
 
     def values(self) -> dict[str, float]:
         found = self.scores.as_dict()
@@ -87,16 +107,22 @@ def evaluate_captions(
     references = [[tokenize(caption) for caption in of_image] for of_image in images.captions]
     scores = score_captions(words, references, perplexity=captioner.perplexity(images, search), with_meteor=with_meteor)
     scores = dataclasses.replace(scores, seen_in_training=captioner.share_seen(words))
-    rightly = graded(best, images.captions) if images.source.startswith(SCENES) else None
-    return CaptionEvaluation(images, best, scores, rightly)
+    scenes = images.source.startswith(SCENES)
+    grades = tuple(grade(c.text, own[0]) for c, own in zip(best, images.captions, strict=True)) if scenes else None
+    return CaptionEvaluation(images, best, scores, grades)
 
 
-def graded(captions: Sequence[Caption], own: Captions) -> tuple[bool, ...]:
-    """Whether each caption of a scene says what the scene's own caption says, sizes left aside."""
-    truths = [parse_caption(of_image[0]) for of_image in own]
-    return tuple(
-        truth is not None and names_rightly(caption.text, truth)
-        for caption, truth in zip(captions, truths, strict=True)
+def grade(caption: str, own: str) -> Grade:
+    """How far a caption says what the scene's own caption says, sizes left aside."""
+    said, truth = parse_caption(caption), parse_caption(own)
+    if said is None or truth is None or len(said.objects) != len(truth.objects):
+        return Grade()
+    return Grade(
+        number=True,
+        relation=said.relation == truth.relation,
+        colours=Counter(thing.colour for thing in said.objects) == Counter(thing.colour for thing in truth.objects),
+        shapes=Counter(thing.shape for thing in said.objects) == Counter(thing.shape for thing in truth.objects),
+        everything=names_rightly(caption, truth),
     )
 
 

@@ -83,7 +83,7 @@ def _scored(seen: CaptionsSeen, i: int) -> str:
     found = seen.evaluation
     assert found is not None
     own, score = found.own(i)[0], found.scores.cider.each[i]
-    wrong = found.rightly is not None and not found.rightly[i]
+    wrong = found.grades is not None and not found.grades[i].everything
     return _tile(seen.shown, i, seen.captions[i], f"CIDEr {score:.2f}<br>own: {escape(own)}", wrong)
 
 

@@ -15,6 +15,12 @@ from semisight.data.image_set import ImageSet, random_order
 _MEASURED, _SHOWN = 300, 24  # images at most: for scores, and to show where nothing can be measured
 SEARCH = Search(n_codes=10, beam=3)  # a page must not take longer than a short training
 _SOME = 13  # a stream of the seed
+_PARTS = {
+    "number": "the number of objects",
+    "relation": "their relation",
+    "colours": "all colours",
+    "shapes": "all shapes",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ def caption_words(seen: CaptionsSeen) -> list[str]:
     if found.share_rightly is not None:
         lines.append(
             f"{found.share_rightly:.0%} of its captions name every shape, colour and relation of the scene rightly, "
-            "and nothing that is not there."
+            "and nothing that is not there. Part by part: "
+            + ", ".join(f"{_PARTS[name]} {share:.0%}" for name, share in found.shares().items())
+            + "."
         )
     lines.append(
         f"Compared with the images' own captions: BLEU-4 {values['BLEU-4']:.2f}, CIDEr {values['CIDEr']:.2f}; in these "
