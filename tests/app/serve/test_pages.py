@@ -12,7 +12,7 @@ from tests.app.serve.server import Served, served
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-pytestmark = pytest.mark.timeout(300)  # a busy machine starts a server three times
+pytestmark = pytest.mark.timeout(600)  # a busy machine takes long to start a server three times
 expect.set_options(timeout=60_000)
 
 DROP = """([bytes, name]) => {
