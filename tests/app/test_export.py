@@ -1,4 +1,4 @@
-"""`semisight export` and `semisight embed`: what other programs get is what the model says."""
+"""`semisight export` and `semisight embed`: what other programs get is what the model says (see also test_walk.py)."""
 
 import csv
 import io
@@ -57,21 +57,6 @@ def test_greedy_captions_take_the_best_word_each_time(cell: str) -> None:
                 state = head.step(torch.tensor([words[-1]]), state)
             assert row == words + [-1] * (7 - len(words))
     assert len({tuple(row) for row in found.tolist()}) > 2
-
-
-def test_labels_in_onnx_are_those_of_predict(labelled_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "model.onnx"
-    said = json.loads(ok("export", labelled_run, "--out", out, "--format", "json"))
-    assert said["difference"] <= 1e-4 and said["outputs"] == ["code", "log_spread", "probabilities"]
-    assert said["onnx_ms"] > 0 and said["n_bytes"] == out.stat().st_size
-    guesses = json.loads(ok("predict", labelled_run, "builtin:digits", "--limit", "9", "--format", "json"))["images"]
-    session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
-    digits = load("builtin:digits", limit=9)
-    _, _, probabilities = session.run(None, {"images": digits.batch(torch.arange(9)).numpy()})
-    about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
-    assert [about["classes"][c] for c in probabilities.argmax(1)] == [guess["label"] for guess in guesses]
-    assert np.allclose(probabilities.max(1), [guess["probability"] for guess in guesses], atol=1e-4)
-    assert "--overwrite" in refused("export", labelled_run, "--out", out)
 
 
 def test_captions_and_labels_together_in_onnx(tmp_path: Path) -> None:

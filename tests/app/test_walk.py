@@ -5,9 +5,12 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from tests.app.commands import ok, semisight
+from semisight.data import load
+from tests.app.commands import ok, refused
 from tests.app.photos import CLASSES, write_photos
 
 
@@ -49,6 +52,13 @@ def test_from_a_folder_of_photos_to_answers(tmp_path: Path) -> None:
     ok("report", run, "--labels", table, "--out", tmp_path / "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()
 
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    exported = semisight("export", run, "--out", tmp_path / "photos.onnx")
-    assert exported.code == 0 and "Checked against torch" in exported.out
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    exported = json.loads(ok("export", run, "--out", tmp_path / "photos.onnx", "--format", "json"))
+    assert exported["difference"] <= 1e-4 and exported["outputs"] == ["code", "log_spread", "probabilities"]
+    assert "--overwrite" in refused("export", run, "--out", tmp_path / "photos.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "photos.onnx"), providers=["CPUExecutionProvider"])
+    images = load(photos, size=16, channels=3)
+    probabilities = session.run(["probabilities"], {"images": images.batch(torch.arange(9)).numpy()})[0]
+    about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
+    assert [about["classes"][c] for c in probabilities.argmax(1)] == [row["label"] for row in rows[:9]]
+    assert np.allclose(probabilities.max(1), [float(row["probability"]) for row in rows[:9]], atol=1e-4)
