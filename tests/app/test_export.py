@@ -24,7 +24,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 
 @pytest.mark.parametrize("pooling", ["expected", "max"])
-@pytest.mark.parametrize("nonlinearity", ["none", "relu"])
+@pytest.mark.parametrize("nonlinearity", ["none", "relu", "norm-relu"])
 def test_the_plain_encoder_is_the_encoder(pooling: str, nonlinearity: str) -> None:
     layers = (Layer(5, 4, 2, "same"), Layer(6, 3, 2, "valid"), Layer(4, 2, 1, "valid"))
     architecture = Architecture((3, 12, 12), layers, nonlinearity)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_greedy_captions_take_the_best_word_each_time(cell: str) -> None:
 
 def test_captions_and_labels_together_in_onnx(tmp_path: Path) -> None:
     scenes = load("builtin:scenes?n=24&size=12")
-    settings = {"hidden_size": 16, "embedding_size": 8}
+    settings = {"hidden_size": 16, "embedding_size": 8, "nonlinearity": "norm-relu"}
     model = SemiSight(max_steps=4, batch_size=12, settings=settings).fit(scenes)
     done = export_onnx(model.run_, tmp_path / "model.onnx", max_words=6)
     assert done.outputs == ("code", "log_spread", "probabilities", "caption") and done.difference <= 1e-4

@@ -24,7 +24,7 @@ from semisight.errors import UserError
 from semisight.files import atomic_path
 from semisight.model.architecture import Layer
 from semisight.model.captions import END, PADDING, CaptionHead
-from semisight.model.image_encoder import ImageEncoder, PoolingMLP
+from semisight.model.image_encoder import ImageEncoder, PoolingMLP, after_pooling, below_code
 
 TOLERANCE = 1e-4
 MAX_WORDS = 20
@@ -58,10 +58,12 @@ class PlainEncoder(nn.Module):
         for index in architecture.pooled_layers:
             layer = architecture.layers[index]
             c = self._pooled(self._convolved(c, index, layer), index, layer)
-            if architecture.nonlinearity == "relu":
-                c = torch.relu(c)
+            c = after_pooling(c.permute(1, 2, 3, 0), architecture.nonlinearity).permute(3, 0, 1, 2)
         last = len(architecture.layers) - 1
-        top = self._convolved(c, last, architecture.layers[last]).flatten(2)  # [B, K, h*w]
+        top = self._convolved(c, last, architecture.layers[last])
+        top = (
+            below_code(top.permute(1, 2, 3, 0), architecture.nonlinearity).permute(3, 0, 1, 2).flatten(2)
+        )  # [B, K, hw]
         mlp = encoder.code_mlp
         h = torch.tanh(torch.einsum("khs,bks->bkh", mlp.hidden, top) + mlp.hidden_bias[..., 0])
         mu = torch.einsum("ksh,bkh->bks", mlp.mu, h) + mlp.mu_bias[..., 0]
