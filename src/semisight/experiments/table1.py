@@ -77,7 +77,7 @@ GROUPS = {"supervised-mnist": ("vae-printed", "vae-local", "vae")}
 OPTIONS = SweepOptions(batch_size=125, share_above=0.1)
 # Codes are drawn given their labels. Under a strong head (the paper's xi is a gamma of 78) every label is explained by
 # directions of s that the image leaves free, and nothing is learned that new images, without labels, could use.
-GAMMA = 0.1
+GAMMA = 0.2
 # Left to itself alpha0 rises into the hundreds within ten sweeps, while dictionaries are still young, and from then on
 # no place moves any more. Held near 100 (noise of a tenth of the pixel range; learning ends near 150) chains mix.
 PRIORS = Priors(alpha0_shape=1e8, alpha0_rate=1e6)
