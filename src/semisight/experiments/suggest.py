@@ -10,7 +10,7 @@ then, four times, ten more are chosen with its help, and it goes on learning fro
     doubt       those in most doubt, near each other or not
     suggest     doubt times distance from what has a label or was chosen before (learning/choosing.py)
 
-Expect 3 to 7 percent of error with 50 labels where they are suggested, and about twice as much where they are drawn.
+Expect 4 to 7 percent of error with 50 labels where they are suggested, and 5 to 16 where they are drawn.
 """
 
 import tempfile
