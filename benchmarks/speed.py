@@ -12,10 +12,12 @@ from benchmarks.timing import Rounds, interleave
 from semisight.learning.config import TrainConfig
 from semisight.learning.objective import ImageObjective
 from semisight.learning.optimiser import build_optimiser, clip
+from semisight.learning.predict import predict_labels
 from semisight.learning.step import Batch, Rows
 from semisight.model.architecture import Architecture
 from semisight.model.image_encoder import CodeMLP, Pooling
 from semisight.model.image_model import ImageModel
+from semisight.model.labels import BayesianSVM
 from semisight.model.pooling import FAST, NAIVE, Operators
 
 
@@ -123,9 +125,11 @@ def measure_encoding(name: str, architecture: Architecture, images: int, rounds:
     model = ImageModel(architecture).eval()
     model.start_from(x)
     cnn = PlainCNN(architecture).eval()
+    head = BayesianSVM(architecture.code_size, n_classes=10)
     ways: dict[str, Callable[[], object]] = {
         "encode": lambda: model.mean_code(x, generator),
         "cnn": lambda: cnn(x),
+        "predict": lambda: predict_labels(model, head, x, n_codes=50),
     }
     with torch.no_grad():
         measured = interleave(ways, rounds, turn)
@@ -135,6 +139,13 @@ def measure_encoding(name: str, architecture: Architecture, images: int, rounds:
         "times its time",
         Goal("<=", 1.5),
         _details(measured, "encode", "cnn", images),
+    )
+    yield Figure(
+        f"{name} labels from 50 codes against one pass of the encoder",
+        measured.ratio("predict", "encode"),
+        "times its time",
+        Goal("<=", 2),
+        _details(measured, "predict", "encode", images),
     )
 
 

@@ -33,17 +33,19 @@ def predict_labels(
     model: ImageModel, head: LabelHead, images: Tensor, n_codes: int = 50, generator: torch.Generator | None = None
 ) -> Prediction:
     """Images [B, C, H, W]; the same generator state gives the same answer."""
+    if model.pooling != "sampled":
+        mean, log_spread = model.code_moments(images)
+        return Prediction(head.decision(mean), head.spread(mean, log_spread))
     generator = generator or torch.Generator().manual_seed(0)
-    draws = n_codes if model.pooling == "sampled" else 1
     total = squares = within = torch.zeros(())
-    for _ in range(draws):
+    for _ in range(n_codes):
         posterior = model.encode(images, generator)
         decision = head.decision(posterior.mean)
         total, squares = total + decision, squares + decision.square()
         within = within + head.spread(posterior.mean, posterior.log_spread).square()
-    mean = total / draws
-    between = (squares / draws - mean.square()).clamp_min(0)
-    return Prediction(mean, (within / draws + between).sqrt())
+    average = total / n_codes
+    between = (squares / n_codes - average.square()).clamp_min(0)
+    return Prediction(average, (within / n_codes + between).sqrt())
 
 
 @torch.no_grad()

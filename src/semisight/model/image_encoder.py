@@ -213,9 +213,13 @@ class ImageEncoder(nn.Module):
         s = mu + noise.eps * log_sigma.exp()  # (18)
         return Posterior(mu, log_sigma, s, tuple(chosen))
 
-    @torch.no_grad()
     def means(self, x: Tensor) -> Tensor:
-        """mu alone, [K_L, h, w, B]: for prediction where q(s | X) does not depend on a drawn z. Nothing is drawn."""
+        """mu alone, [K_L, h, w, B]."""
+        return self.moments(x)[0]
+
+    @torch.no_grad()
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """mu and log sigma, [K_L, h, w, B], for prediction where q(s | X) needs no drawn z: nothing is drawn."""
         if self.pooling == "sampled":
             raise UserError(
                 'with pooling="sampled" q(s | X) depends on the drawn z: encode the images with a generator'
@@ -229,8 +233,8 @@ class ImageEncoder(nn.Module):
             c = convolve_and_pool(c, self.filters[index], layer, self.biases[index], pool)
             c = after_pooling(c, self.architecture.nonlinearity)
         top = self._convolve(c, len(self.architecture.layers) - 1)[0]
-        mu: Tensor = self.code_mlp(below_code(top, self.architecture.nonlinearity))[0]
-        return mu
+        mu, log_sigma = self.code_mlp(below_code(top, self.architecture.nonlinearity))
+        return mu, log_sigma
 
     def _convolve(self, maps: Tensor, index: int) -> Tensor:
         layer = self.architecture.layers[index]

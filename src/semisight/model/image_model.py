@@ -62,6 +62,12 @@ class ImageModel(nn.Module):
             return self.encode(images, generator).mean
         return flat_code(self.encoder.means(batch_last(images)))
 
+    @torch.no_grad()
+    def code_moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log spread of q(s | X), [B, J] each, where they do not depend on a drawn z (not for "sampled")."""
+        mu, log_sigma = self.encoder.moments(batch_last(images))
+        return flat_code(mu), flat_code(log_sigma)
+
     def noise(self, batch: int, generator: torch.Generator) -> Noise:
         noise = draw_noise(self.architecture, batch, generator, dtype=self.decoder.log_alpha0.dtype)
         device = self.decoder.log_alpha0.device
