@@ -2,7 +2,8 @@
 
 For layer l with K maps, c maps below, P = p*p places, kernel k, and n = blocks * batch:
 
-    one product     2 P K c k^2 n       flops; Windows (model/gathering.py) multiplies zeros too: 2 P K c k (k+p-1) n
+    one product     2 P K c k^2 n       flops; Windows (model/gathering.py) multiplies zeros too: 2 P K c k (k+p-1) n,
+                                        and over frequencies (model/fourier.py) there are several times fewer
     encoder         3 products          forward, gradient of the filters, gradient of the input (not for the image)
     decoder         3 products          forward, gradient of the dictionary, gradient of the unpooled values
     pooling MLP     8 of 2 P^2 K n      2 forward, 2 again in backward, 4 gradients; drawing z adds one of that size,
@@ -16,6 +17,7 @@ For layer l with K maps, c maps below, P = p*p places, kernel k, and n = blocks 
 from dataclasses import dataclass
 
 from semisight.model.architecture import Architecture, Layer, LayerShape
+from semisight.model.fourier import fourier_for
 from semisight.model.gathering import Geometry, Windows, layout_for
 
 FLOAT = 4  # bytes
@@ -25,13 +27,18 @@ CHUNK = 4_000_000  # floats, model/pooling.py
 @dataclass(frozen=True)
 class Flops:
     done: float  # what the fast path multiplies
-    needed: float  # the same without zeros
+    needed: float  # what the sums of (3) and (5) hold: less where zeros are multiplied, more over frequencies
 
 
 def _product(layer: Layer, shape: LayerShape, batch: int) -> Flops:
     blocks = shape.pooled[0] * shape.pooled[1] * batch
     needed = 2.0 * layer.pool**2 * layer.maps * shape.maps_below * layer.kernel**2 * blocks
-    layout = layout_for(Geometry(layer.kernel, layer.pool, range(layer.pool)), shape.maps_below)
+    geometry = Geometry(layer.kernel, layer.pool, range(layer.pool))
+    padded = (shape.below[0] + layer.pad_total, shape.below[1] + layer.pad_total)
+    fourier = fourier_for(geometry, layer.maps, shape.maps_below, padded, batch) if layer.pool > 1 else None
+    if fourier is not None:
+        return Flops(2.0 * batch * fourier.multiplications(layer.maps, shape.maps_below, batch), needed)
+    layout = layout_for(geometry, shape.maps_below)
     return Flops(needed * layer.window / layer.kernel if isinstance(layout, Windows) else needed, needed)
 
 

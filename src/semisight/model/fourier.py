@@ -103,6 +103,14 @@ class Fourier:
     def transforms(self, like: Tensor) -> Transforms:
         return _transforms(self.geometry, self.height, self.width, like.dtype, like.device)
 
+    def multiplications(self, maps: int, channels: int, batch: int) -> float:
+        """Per image, everything transformed and multiplied once; a batch shares the filters' transform."""
+        (h, w), rows, width, places = self.blocks, self.rows, self.width, len(self.geometry.offsets)
+        products = 3 * rows * width * maps * channels
+        into = channels * 2 * rows * width * (self.height + 3 * width)
+        out_of = maps * 2 * rows * places * w * (3 * width + places * h)
+        return products + into + out_of + products * self.geometry.kernel**2 / batch
+
     @_IN_FULL_PRECISION
     def spectrum(self, filters: Tensor) -> Tensor:
         """U, [f, (3, g), K, c]."""
@@ -201,14 +209,10 @@ class Fourier:
 def fourier_for(geometry: Geometry, maps: int, channels: int, size: tuple[int, int], batch: int) -> Fourier | None:
     """The way over frequencies for maps of `size`, if it multiplies much less than the sum itself."""
     fourier = Fourier(geometry, *size)
-    (h, w), rows, width, places = fourier.blocks, fourier.rows, fourier.width, len(geometry.offsets)
-    direct = maps * channels * (geometry.kernel * places) ** 2 * h * w
-    products = 3 * rows * width * maps * channels
-    into = channels * 2 * rows * width * (fourier.height + 3 * width)
-    out_of = maps * 2 * rows * places * w * (3 * width + places * h)
-    spectrum = products * geometry.kernel**2 // batch
-    small = products <= _LARGEST_SPECTRUM
-    return fourier if small and _GAIN * (products + into + out_of + spectrum) < direct else None
+    h, w = fourier.blocks
+    direct = maps * channels * (geometry.kernel * len(geometry.offsets)) ** 2 * h * w
+    small = 3 * fourier.rows * fourier.width * maps * channels <= _LARGEST_SPECTRUM
+    return fourier if small and _GAIN * fourier.multiplications(maps, channels, batch) < direct else None
 
 
 class FourierConvolve(torch.autograd.Function):
