@@ -119,7 +119,11 @@ def run_demo(
     assert seen.captions is not None
     report = report_file(folder)
     found = write_report(load_run(folder.path), trained.sets, report, shows=(*_about_scenes(seen), *SECTIONS))
-    return Shown(found, tuple(f"Scenes: {line}" for line in caption_words(seen.captions)), report)
+    lines = caption_words(seen.captions)
+    if captioned.fitted.step < _STEPS:  # the machine was busy
+        lines.append(f"The time was over after {captioned.fitted.step:,} of {_STEPS:,} steps: on an idle machine the "
+                     "captions come out better.")  # fmt: skip
+    return Shown(found, tuple(f"Scenes: {line}" for line in lines), report)
 
 
 def _about_scenes(seen: Material) -> tuple[Any, ...]:

@@ -89,5 +89,5 @@ def caption_words(seen: CaptionsSeen) -> list[str]:
     )
     seen_before = values.get("seen in training")
     by_heart = "" if seen_before is None else f", and {seen_before:.0%} occur word for word in training"
-    lines.append(f"{values['distinct']:.0%} of its captions are distinct{by_heart}.")
+    lines.append(f"{values['distinct']:.1%} of its captions are distinct{by_heart}.")
     return lines
