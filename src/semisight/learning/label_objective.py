@@ -103,7 +103,7 @@ class LabelObjective(nn.Module):
         label = self.label_head.log_prob(labels, posterior.code)
         bound = bound.with_side(weight * label)
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean()
-        terms = bound.means() | {"label": _mean_of_labelled(label, labels)}
+        terms = bound.means() | self._alpha0() | {"label": _mean_of_labelled(label, labels)}
         return Step(loss - self._prior(weight * _share(labels)), terms)
 
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
@@ -156,11 +156,16 @@ class LabelObjective(nn.Module):
         local = Rows(rows.start + len(batch.images) - kept, rows.stop, rows.total)
         x, posterior, decoded = self.images.infer(batch.images[len(batch.images) - kept :], generator, local)
         bound = image_bound(x, posterior, decoded, self.images.model.decoder)
-        return -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean(), bound.means()
+        return -(
+            bound.value + self.images.surrogate(x, posterior, decoded, bound)
+        ).mean(), bound.means() | self._alpha0()
 
     def _encode(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Posterior:
         posterior: Posterior = self.images.model.encoder(batch_last(images), self.images.noise(images, generator, rows))
         return posterior
+
+    def _alpha0(self) -> dict[str, Tensor]:
+        return {"alpha0": self.images.model.decoder.log_alpha0.detach().exp()}
 
     def _prior(self, weight: float) -> Tensor:
         """One image's share of log p(beta), in the same units as the labels."""
