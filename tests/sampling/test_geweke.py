@@ -28,6 +28,8 @@ from semisight.sampling.latents import Latents, SweepOptions
 from semisight.sampling.parameters import Priors
 from tests.sampling.oracle import generator, hot, random_places
 
+pytestmark = pytest.mark.timeout(900)  # the longest takes about a minute, more on a busy machine
+
 # Two pooled layers, overlapping windows below.
 ARCHITECTURE = Architecture((1, 5, 5), (Layer(1, 2, 2), Layer(2, 1, 2), Layer(2, 1)))
 PRIORS = Priors(dictionary_precision=1.0, bias_mean=0.3, bias_precision=2.0, alpha0_shape=6.0, alpha0_rate=2.5)
