@@ -105,6 +105,7 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
         given[name] = label
         page.keyboard.press(key)
         expect(page.locator("#file")).not_to_have_text(name)
+        page.wait_for_selector("#choices button")  # none while the page looks for more images
 
     for digit in "3150":
         press(digit, digit)

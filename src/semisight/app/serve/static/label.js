@@ -72,9 +72,11 @@ async function fetchMore() {
       if (current) showChoices();
     }
     for (const one of queue.slice(0, AHEAD)) new Image().src = imageAddress(one.file);
-    if (!current) next();
+    if (!current && queue.length) next();
+    else if (!current) byId("file").textContent = "No image is waiting for a label";
   } catch (error) {
     advise(error.message, true);
+    if (!current) setTimeout(refill, 2000); // nothing to label meanwhile: nobody else would ask again
   }
 }
 
@@ -92,7 +94,7 @@ function next() {
     image.src = imageAddress(current.file);
     image.alt = current.file;
   }
-  byId("file").textContent = current?.file ?? "No image is waiting for a label";
+  byId("file").textContent = current?.file ?? "Looking for more images";
   showChoices();
   if (queue.length < AHEAD / 2) refill();
 }
