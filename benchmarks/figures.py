@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import torch
 
+from semisight.experiments.results import commit
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -46,6 +48,7 @@ class Figure:
             "threads": torch.get_num_threads(),
             "load": os.getloadavg()[0],
             "machine": machine(),
+            "commit": commit(),
         }
         return json.dumps(_cut(row))
 
