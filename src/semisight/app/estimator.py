@@ -12,7 +12,6 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -28,7 +27,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from semisight.app.captioning import Search, write_files
+from semisight.app.captioning import Search
 from semisight.app.captioning_sets import parted_captioned
 from semisight.app.estimator_input import (
     Form,
@@ -43,44 +42,22 @@ from semisight.app.estimator_input import (
     to_images,
     value_errors,
 )
-from semisight.app.recipes import caption_recipe, image_recipe, label_recipe, vocabulary_of
-from semisight.app.runs import DataRecord, Run, data_file, load_run
-from semisight.app.sets import Sets, parted
+from semisight.app.estimator_learning import IN_MEMORY, files_of, learn
+from semisight.app.runs import Run, load_run
+from semisight.app.sets import parted
 from semisight.app.settings import Settings, resolve
-from semisight.app.training import calibrate, suited
-from semisight.data.batches import Shuffled
+from semisight.app.training import suited
 from semisight.data.image_set import ImageSet, random_order
 from semisight.files import write_atomic
-from semisight.learning.checkpoints import Checkpoint, load_weights, write_checkpoint
 from semisight.learning.imputing import impute
 from semisight.learning.runs import RunFolder
-from semisight.learning.step import Plan
-from semisight.learning.trainer import Trainer
 from semisight.learning.usual import Usual, draw_set, learn_usual, squared_error
 
 Floats = npt.NDArray[np.float64]
 
 _ABOUT, _USUAL = "estimator.json", "usual.safetensors"
-_STEPS_BETWEEN_CHECKPOINTS = 50
-_IN_MEMORY = "arrays given in Python"
 
 
-@dataclass(frozen=True)
-class _Longer:
-    """A plan whose epochs are counted several at a time: a small set would be saved and validated at every step."""
-
-    plan: Plan
-    times: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.plan.steps_per_epoch * self.times
-
-    def indices(self, step: int, seed: int) -> Tensor:
-        return self.plan.indices(step, seed)
-
-
-# scikit-learn's conventions are inherited: cloning, parameters, scores and tags come from there.
 class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
     """Learns from images of which only some have a label or a caption.
 
@@ -167,7 +144,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
                 if found.captions is None
                 else parted_captioned(found, settings.data.valid_fraction, settings.train.seed)
             )
-            files = _learn(suited(settings, sets), sets)
+            files = learn(suited(settings, sets), sets)
         self.form_ = form
         if known is not None:
             self.classes_ = known.classes
@@ -195,7 +172,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         }
         # what a run in a temporary folder has no use for
         quiet = {"progress": self.verbose, "tensorboard": False, "validate_every": 1}
-        settings = resolve({"source": _IN_MEMORY, **quiet, **chosen, **(self.settings or {})})
+        settings = resolve({"source": IN_MEMORY, **quiet, **chosen, **(self.settings or {})})
         train = dataclasses.replace(settings.train, max_epochs=None, patience=None, checkpoint_minutes=None)
         return dataclasses.replace(settings, train=train, chosen=settings.chosen | {"max_epochs", "patience"})
 
@@ -347,7 +324,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
                     usual = Usual(**load_tensors((path / _USUAL).read_bytes()))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-            model._files = _files(RunFolder(path), run.checkpoint)
+            model._files = files_of(RunFolder(path), run.checkpoint)
         model.form_, model._usual = form, usual
         if classes is not None:
             model.classes_ = classes
@@ -411,51 +388,6 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
 def _as_set(pixels: Tensor) -> ImageSet:
     return ImageSet(pixels, tuple(f"{i:06d}" for i in range(len(pixels))), source="images")
-
-
-def _learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
-    """Trains in a temporary folder; gives the files of the run, without what only resuming needs."""
-    architecture = settings.model.architecture(sets.train.shape)
-    with tempfile.TemporaryDirectory(prefix="semisight-") as path:
-        folder = RunFolder(Path(path))
-        if sets.has_captions:
-            vocabulary = vocabulary_of(settings, sets)
-            recipe = caption_recipe(settings, sets, architecture, vocabulary, None)
-            write_files(folder, vocabulary, sets.train.captions or ())
-        else:
-            recipe = (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
-        plan = recipe.plan or Shuffled(len(sets.train), recipe.config.batch_size)
-        times = max(1, _STEPS_BETWEEN_CHECKPOINTS // plan.steps_per_epoch)
-        trainer = Trainer(
-            recipe.objective,
-            sets.train,
-            path,
-            config=recipe.config,
-            valid=sets.valid,
-            plan=_Longer(plan, times),
-            validate=recipe.validate,
-            on_epoch=recipe.on_epoch,
-            about=recipe.about,
-        )
-        trainer.fit(overwrite=True)
-        DataRecord.of(dataclasses.replace(settings.data, source=_IN_MEMORY), sets.train, sets.valid).write(
-            data_file(folder)
-        )
-        run = load_run(path)
-        if sets.n_held_out:
-            calibrate(run, sets)
-        assert isinstance(recipe.objective, torch.nn.Module)
-        load_weights(recipe.objective, run.checkpoint)
-        slim = folder.path / "slim.safetensors"
-        write_checkpoint(slim, Checkpoint({"model": recipe.objective.state_dict()}, run.meta))
-        return _files(folder, slim)
-
-
-def _files(folder: RunFolder, checkpoint: Path) -> dict[str, bytes]:
-    """The small files of a run, and one checkpoint."""
-    names = ("config.json", "data.json", "calibration.json", "vocabulary.json", "captions.safetensors")
-    files = {name: (folder.path / name).read_bytes() for name in names if (folder.path / name).exists()}
-    return {**files, "checkpoints/newest.safetensors": checkpoint.read_bytes()}
 
 
 def _is_plain(value: Any) -> bool:

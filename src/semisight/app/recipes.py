@@ -57,6 +57,15 @@ class Recipe:
     on_epoch: Callable[[TrainerState], None] | None = None
 
 
+def recipe_for(
+    settings: Settings, sets: Sets, architecture: Architecture, vocabulary: Vocabulary | None, former: RunFolder | None
+) -> Recipe:
+    """What there is to learn decides; a `vocabulary` says captions, and `former` is the run that is gone on with."""
+    if vocabulary is not None:
+        return caption_recipe(settings, sets, architecture, vocabulary, former)
+    return (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
+
+
 def image_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> Recipe:
     about = settings.model.about(architecture)
     objective = build_objective(about, settings.train.seed)

@@ -13,7 +13,7 @@ from semisight.app.captioning_sets import BUILTIN, sets_of
 from semisight.app.classifier import fit_calibration
 from semisight.app.describe import describe_architecture, describe_captions, describe_data, describe_labels
 from semisight.app.model_card import model_card_file, write_model_card
-from semisight.app.recipes import caption_recipe, image_recipe, label_recipe, vocabulary_of, with_model_of
+from semisight.app.recipes import recipe_for, vocabulary_of, with_model_of
 from semisight.app.runs import (
     DataRecord,
     Run,
@@ -89,10 +89,7 @@ def train_run(
         say(line)
     for line in describe_architecture(architecture) + advice(settings.train):
         say(line)
-    if vocabulary is not None:
-        recipe = caption_recipe(settings, sets, architecture, vocabulary, folder if resume else None)
-    else:
-        recipe = (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
+    recipe = recipe_for(settings, sets, architecture, vocabulary, folder if resume else None)
     trainer = Trainer(
         recipe.objective,
         sets.train,

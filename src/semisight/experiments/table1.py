@@ -42,6 +42,7 @@ from semisight.errors import UserError
 from semisight.evaluation.classification import error_rate
 from semisight.experiments import results
 from semisight.experiments.chains import Unfinished, watching
+from semisight.experiments.limits import Limits
 from semisight.learning.checkpoints import load_weights
 from semisight.learning.config import Schedule, TrainConfig
 from semisight.learning.devices import use_threads
@@ -178,16 +179,6 @@ class Sets:
     train: ImageSet
     valid: ImageSet
     test: ImageSet
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a row may take."""
-
-    minutes: float
-    threads: int
-    progress: bool
-    smoke: bool
 
 
 def run(

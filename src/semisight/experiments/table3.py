@@ -44,6 +44,7 @@ from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
 from semisight.evaluation.captions import score_captions
 from semisight.experiments import results
+from semisight.experiments.limits import Limits
 from semisight.learning.caption_objective import CaptionObjective, posteriors_of
 from semisight.learning.caption_training import (
     CaptionSettings,
@@ -116,16 +117,6 @@ class Sets:
     facts: tuple[Facts, ...] | None
     setting: Setting
     layers: tuple[Layer, ...]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a row may take."""
-
-    minutes: float
-    threads: int
-    progress: bool
-    smoke: bool
 
 
 def rows_of(data: str | Path) -> tuple[str, ...]:

@@ -31,9 +31,8 @@ from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
-    check_latents,
     checked_images,
-    prior_latents,
+    first_latents,
     slices,
     sweep_latents,
 )
@@ -117,12 +116,7 @@ class GibbsChain:
         self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
         self.labels = None if labels is None else labels.to(self.x.device)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.latents = (
-            prior_latents(decoder.architecture, len(images), self.generator, decoder.log_alpha0)
-            if latents is None
-            else latents.clone()
-        )
-        check_latents(self.latents, decoder, len(images))
+        self.latents = first_latents(decoder, len(images), self.generator, latents)
         self.lam = self._first_lambda()
         self.number = 0
         self.seconds = 0.0  # spent on sweeps, before a resumption too

@@ -23,9 +23,8 @@ from semisight.sampling.gibbs import ParameterSamples, check_counts
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
-    check_latents,
     checked_images,
-    prior_latents,
+    first_latents,
     slices,
     sweep_latents,
 )
@@ -66,8 +65,7 @@ def infer_latents(
     x = checked_images(images, decoder.architecture, decoder.log_alpha0)
     generator = torch.Generator().manual_seed(config.seed)
     count, sweeps = len(images), config.burn_in + config.n_samples
-    latents = prior_latents(decoder.architecture, count, generator, x) if start is None else start.clone()
-    check_latents(latents, decoder, count)
+    latents = first_latents(decoder, count, generator, start)
     alpha0 = decoder.log_alpha0.exp()
     sums, squares = torch.zeros_like(latents.s), torch.zeros_like(latents.s)
     layers = decoder.architecture.layers

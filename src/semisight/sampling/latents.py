@@ -59,6 +59,14 @@ def prior_latents(architecture: Architecture, count: int, generator: torch.Gener
     return Latents(s, tuple(places))
 
 
+def first_latents(decoder: ImageDecoder, count: int, generator: torch.Generator, start: Latents | None) -> Latents:
+    """Where a chain of `count` images begins: at its own copy of `start`, or where the prior draws it."""
+    if start is None:
+        return prior_latents(decoder.architecture, count, generator, decoder.log_alpha0)
+    check_latents(start, decoder, count)
+    return start.clone()
+
+
 def posterior_latents(posterior: Posterior) -> Latents:
     """The draw that an encoder made: a start near where the chain is going."""
     return Latents(posterior.s.detach().clone(), tuple(z.argmax(0).to(torch.uint8) for z in posterior.z))

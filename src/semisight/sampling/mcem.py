@@ -31,9 +31,8 @@ from semisight.sampling.gibbs import check_counts, check_labels
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
-    check_latents,
     checked_images,
-    prior_latents,
+    first_latents,
     slices,
     sweep_latents,
 )
@@ -91,12 +90,7 @@ class MCEM:
         self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
         self.labels = None if labels is None else labels.to(self.x.device)
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.latents = (
-            prior_latents(decoder.architecture, len(images), self.generator, decoder.log_alpha0)
-            if latents is None
-            else latents.clone()
-        )
-        check_latents(self.latents, decoder, len(images))
+        self.latents = first_latents(decoder, len(images), self.generator, latents)
         self.number = 0
         self.seconds = 0.0  # spent on iterations, before a resumption too
         modules = nn.ModuleList([decoder] if head is None else [decoder, head])
