@@ -97,6 +97,14 @@ def test_a_jpeg_of_many_scans_is_refused_quickly(client: TestClient) -> None:
     assert answer.status_code == 422 and "scans" in answer.json()["detail"]
 
 
+def test_only_small_pngs_are_unpacked_at_once(client: TestClient) -> None:
+    """What the event loop does itself must be quick; all else is for other threads."""
+    decode = Decoder((1, 8, 8), client.app.state.limits)  # type: ignore[attr-defined]
+    assert decode.is_quick(png(1)) and decode.is_quick(png(1, size=128))
+    slow = [bomb(), bomb(1, 129), png(1)[:20], b"", png(1, kind="JPEG"), png(1, kind="GIF"), png(1) + bytes(10_000)]
+    assert not any(map(decode.is_quick, slow))
+
+
 def test_names_are_text_not_paths(client: TestClient, tmp_path: Path) -> None:
     for name in ("../../../etc/passwd", "<script>alert(1)</script>.png", "a" * 5000, "\u202egnp.exe", "con"):
         answer = client.post("/api/predict", files={"images": (name, png())})

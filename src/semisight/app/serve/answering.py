@@ -23,13 +23,15 @@ from semisight.model.image_model import batch_first, batch_last
 
 N_CODES = 50
 SHARE = 0.9  # of the codes between low and high
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Question:
-    """An image, uint8 [C, H, W], and what to say of it beside its labels."""
+    """An image, uint8 [C, H, W], and what to say of it: the `top` most probable labels, and more."""
 
     pixels: npt.NDArray[np.uint8]
+    top: int = 1000
     draw: bool = True
     nearest: int = 0
     captions: int = 0
@@ -73,7 +75,7 @@ class Answerer:
         images = pixels.to(self.run.device, torch.float32).div_(255.0)
         posteriors = [self._encode(images, noise) for noise in self._noises]
         codes = self._codes(posteriors)
-        labels = self._labels(posteriors, codes)
+        labels = self._labels(posteriors, codes, questions)
         drawings = self._drawings(posteriors[0], questions)
         nearest = self._nearest(posteriors[0].mean, questions)
         captions = self._captions(codes, questions)
@@ -93,10 +95,12 @@ class Answerer:
         spreads = torch.stack([posterior.log_spread for posterior in posteriors]).exp()
         return means + spreads * self._eps
 
-    def _labels(self, posteriors: Sequence[Posterior], codes: Tensor) -> list[tuple[LabelGuess, ...]]:
+    def _labels(
+        self, posteriors: Sequence[Posterior], codes: Tensor, questions: Sequence[Question]
+    ) -> list[tuple[LabelGuess, ...]]:
         classifier = self.run.classifier
         if classifier is None:
-            return [()] * codes.shape[1]
+            return [()] * len(questions)
         head, calibration, names = classifier.head, classifier.calibration, classifier.class_names
         each = torch.stack([head.decision(posterior.mean) for posterior in posteriors])
         within = torch.stack([head.spread(p.mean, p.log_spread).square() for p in posteriors]).mean(0)
@@ -106,14 +110,12 @@ class Answerer:
         low, high = _range(drawn)
         # A skewed range may miss the probability of the average: it is stretched to hold it.
         low, high = torch.minimum(low, probability), torch.maximum(high, probability)
-        order = probability.argsort(1, descending=True)
-        columns = [part.gather(1, order).tolist() for part in (probability, spread.to(probability), low, high)]
+        order = probability.argsort(1, descending=True)[:, : max(question.top for question in questions)]
+        columns = [part.gather(1, order) for part in (probability, spread.to(probability), low, high)]
+        rows = torch.stack(columns, 2).double().round(decimals=_DIGITS).tolist()
         return [
-            tuple(
-                LabelGuess(names[c], *(_short(value) for value in values))
-                for c, *values in zip(classes, *rows, strict=True)
-            )
-            for classes, *rows in zip(order.tolist(), *columns, strict=True)
+            tuple(LabelGuess(names[c], *row) for c, row in zip(classes[: question.top], mine, strict=False))
+            for classes, mine, question in zip(order.tolist(), rows, questions, strict=True)
         ]
 
     def _drawings(self, posterior: Posterior, questions: Sequence[Question]) -> list[Pixels | None]:
@@ -145,7 +147,3 @@ def _range(drawn: Tensor) -> tuple[Tensor, Tensor]:
     ordered = drawn.sort(0).values
     outside = round((1 - SHARE) / 2 * (len(drawn) - 1))
     return ordered[outside], ordered[-1 - outside]
-
-
-def _short(value: float) -> float:
-    return round(value, 6)

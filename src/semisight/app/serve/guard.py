@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -109,7 +108,7 @@ class Guard:
         return None
 
     def _counted(self, receive: Receive) -> Receive:
-        end = time.monotonic() + self.limits.body_seconds
+        end = asyncio.get_running_loop().time() + self.limits.body_seconds
         count, complete = 0, False
 
         async def counted() -> Message:
@@ -117,7 +116,8 @@ class Guard:
             if complete:  # what comes now is only the end of the connection, which may be far away
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
+                async with asyncio.timeout_at(end):
+                    message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the request took too long to arrive") from None
             if message["type"] == "http.request":

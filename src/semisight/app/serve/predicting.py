@@ -26,6 +26,8 @@ from semisight.app.serve.uploads import Decoder, Refused
 
 _RAW = ("application/octet-stream", "image/")
 _FORM = "multipart/form-data"
+_LITTLE = 2000  # bytes
+_as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps would make one for each answer
 _NAME = 200  # letters of a file's name that are repeated in an answer
 
 
@@ -58,9 +60,9 @@ class Predicting:
         self._requests += 1
         try:
             named = await _read(request, limits)
-            answered = self._answers(named, captions, draw, nearest)
-            pixels, answers = await asyncio.wait_for(answered, limits.seconds)
-            content = self._written([name for name, _ in named], pixels, answers, top, draw)
+            async with asyncio.timeout(limits.seconds):
+                pixels, answers = await self._answers(named, top, captions, draw, nearest)
+            content = self._written([name for name, _ in named], pixels, answers, draw)
             return Response(content, media_type="application/json")
         except TimeoutError:
             raise HTTPException(503, "this took too long: try again later", {"Retry-After": "5"}) from None
@@ -68,26 +70,30 @@ class Predicting:
             self._requests -= 1
 
     async def _answers(
-        self, named: Sequence[tuple[str, bytes]], captions: int, draw: bool, nearest: int
+        self, named: Sequence[tuple[str, bytes]], top: int, captions: int, draw: bool, nearest: int
     ) -> tuple[list[npt.NDArray[np.uint8]], list[Answer]]:
-        service, loop = self._service, asyncio.get_running_loop()
+        service = self._service
         decode = Decoder(service.run.architecture.image_shape, service.limits)
+        if len(named) == 1 and decode.is_quick(named[0][1]):
+            pixels = [decode(named[0][1], named[0][0])]
+        else:
+            pixels = await self._decoded(decode, named)
+        return pixels, await service.batcher.ask([Question(one, top, draw, nearest, captions) for one in pixels])
+
+    async def _decoded(self, decode: Decoder, named: Sequence[tuple[str, bytes]]) -> list[npt.NDArray[np.uint8]]:
+        loop = asyncio.get_running_loop()
         waiting = [loop.run_in_executor(self._decoders, decode, content, name) for name, content in named]
         try:
-            pixels = [await future for future in waiting]
+            return [await future for future in waiting]
         finally:
             for future in waiting:  # the first that cannot be read answers for all
                 future.cancel()
-        questions = [Question(one, draw, nearest, captions) for one in pixels]
-        futures = service.batcher.submit(questions)
-        return pixels, list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
 
     def _written(
         self,
         names: Sequence[str],
         pixels: Sequence[npt.NDArray[np.uint8]],
         answers: Sequence[Answer],
-        top: int,
         draw: bool,
     ) -> bytes:
         """schemas.PredictOut as JSON, without checking what we made ourselves."""
@@ -102,7 +108,7 @@ class Predicting:
             "images": [
                 {
                     "name": name,
-                    "labels": [vars(guess) for guess in answer.labels[:top]],
+                    "labels": [vars(guess) for guess in answer.labels],
                     "captions": [vars(sentence) for sentence in answer.captions],
                     "seen": _address(seen.transpose(1, 2, 0)) if draw else None,
                     "reconstruction": None if answer.drawing is None else _address(answer.drawing),
@@ -113,7 +119,7 @@ class Predicting:
                 for name, seen, answer in zip(names, pixels, answers, strict=True)
             ],
         }
-        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        return _as_json(body).encode("utf-8", "replace")
 
 
 async def _read(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
@@ -151,9 +157,19 @@ def small_png(pixels: Pixels) -> bytes:
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # a row begins with its filter: none
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    parts = ((b"IHDR", header), (b"IDAT", _packed(rows.tobytes())), (b"IEND", b""))
     chunks = (
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         for kind, content in parts
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _packed(content: bytes) -> bytes:
+    """In zlib's format; a little is left as it is, in one stored block, for packing it costs more than sending it."""
+    if len(content) > _LITTLE:
+        return zlib.compress(content, 1)
+    size = len(content)
+    return (
+        b"\x78\x01\x01" + struct.pack("<HH", size, size ^ 0xFFFF) + content + struct.pack(">I", zlib.adler32(content))
+    )
