@@ -29,6 +29,11 @@ class Served:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def process(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
     def start(self) -> None:
         command = [sys.executable, "-m", "semisight", *self._words, "--port", str(self.port)]
         child = self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -9,6 +9,7 @@ time     a request that trickles in is given up
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -18,6 +19,7 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semisight.app.serve.limits import Limits
@@ -88,7 +90,8 @@ class Guard:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await _refuse(dressed, *refusal)
-        else:
+            return
+        with contextlib.suppress(ClientDisconnect):  # whoever goes away in the middle of a request needs no answer
             await self.app(scope, self._counted(receive), dressed)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
