@@ -53,7 +53,10 @@ FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_s
 CAPTION_STEPS, CAPTION_STEPS_TO_VALIDATION, CAPTION_PATIENCE = 10_000, 100, 10
 
 # Names of CaptionSettings that are taken by LabelSettings, and how they are called beside these.
-_CAPTION_NAMES = {"xi": "caption_xi", "xi_scale": "caption_xi_scale", "xi_warmup": "caption_xi_warmup"}
+_CAPTION_NAMES = {
+    name: f"caption_{name}"
+    for name in ("xi", "xi_scale", "xi_warmup", "start", "pull", "confident", "threshold", "bound_images")
+}
 
 # Sections 4 and 5.2 as printed; what --paper sets.
 PAPER: dict[str, Any] = {

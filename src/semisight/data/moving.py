@@ -30,6 +30,10 @@ class Moves:
         """Moves every image [B, C, H, W] of [0, 1] in its own way."""
         return move(images, self.draw(images.shape[0], generator, strength))
 
+    def of_rows(self, images: Tensor, generator: torch.Generator, strength: float, total: int, start: int) -> Tensor:
+        """The same for images that are rows `start` .. of a batch of `total`, for all of which numbers are drawn."""
+        return move(images, self.draw(total, generator, strength).rows(slice(start, start + len(images))))
+
     def draw(self, n: int, generator: torch.Generator, strength: float = 1.0) -> "Drawn":
         def spread(reach: float, *shape: int) -> Tensor:
             return (torch.rand(n, *shape, generator=generator) * 2 - 1) * reach * strength
@@ -42,6 +46,10 @@ class Moves:
         rows += [turn.sin() * zoom * mirror, turn.cos() * zoom / stretch, shift[:, 1]]
         bend = torch.randn(n, 2, 5, 5, generator=generator) * self.bend * strength
         return Drawn(torch.stack(rows, 1).view(n, 2, 3), bend, spread(self.light).exp())
+
+
+# Captions say where things are and what colour they have: far less may change.
+CAPTION_MOVES = Moves(turn=0.1, scale=0.1, aspect=0.05, shear=0.05, shift=0.1, bend=0.0, light=0.1)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ it is. Of an image with several captions `per_image` are drawn anew at every ste
 Their mean is an unbiased estimate of the mean over all its captions: an image counts once however many it has.
 
 A label term (12), (29) can be added: captions and labels are then learned on one and the same draw of the code.
+
+Beyond the paper (`CaptionPull`, caption_pull.py), captions and labels are learned on the codes of moved images, a few
+images of each batch enter the bound, and images without a caption pull:
+
+    N_X [ mean over captioned images of 1/T log p(Y | s) + mean over the others of 1/T log p(sure caption | s) ] + bound
 """
 
 from collections.abc import Mapping
@@ -21,13 +26,13 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.learning.bounds import image_bound
+from semisight.learning.caption_pull import CaptionPull, sure_captions
 from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.label_objective import Xi
 from semisight.learning.objective import ImageObjective
 from semisight.learning.step import Batch, Images, Rows, Step
 from semisight.model.captions import CaptionHead, words_per_caption
-from semisight.model.image_encoder import Posterior
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.model.image_model import ImageModel
 from semisight.model.labels import LabelHead
 
 MOST_KEPT = 1 << 30  # bytes of posteriors that are worked out once instead of at every step
@@ -98,6 +103,8 @@ class CaptionObjective(nn.Module):
 
     two_step    freezes the image model; `posteriors`, of that model and the training images, spare encoding them again
     labels      adds labels on the same code
+    pull        how images without a caption pull; None is the paper's objective
+    code_rate   multiplies the learning rate of the map C from the code to the first state
     """
 
     step: Tensor
@@ -113,6 +120,8 @@ class CaptionObjective(nn.Module):
         labels: LabelTerm | None = None,
         two_step: bool = False,
         posteriors: Posteriors | None = None,
+        pull: CaptionPull | None = None,
+        code_rate: float = 1.0,
     ) -> None:
         super().__init__()
         if captions.vocab_size != head.vocab_size:
@@ -125,14 +134,17 @@ class CaptionObjective(nn.Module):
         self.images, self.head, self.labels = images, head, labels
         # Plain attributes, not buffers: they belong to the data, and would make every checkpoint as large as these.
         self.train_captions, self.posteriors = captions, posteriors
-        self.xi, self.per_image, self.two_step = xi, per_image, two_step
+        self.xi, self.per_image, self.two_step, self.pull = xi, per_image, two_step, pull
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.code_rate = code_rate
         if two_step:
             images.requires_grad_(False)
 
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         if self.two_step and self.training:
             return self._on_codes(batch, generator, rows)
+        if self.pull is not None and self.training:
+            return self._pulled(batch, generator, rows, self.pull)
         x, posterior, decoded = self.images.infer(batch.images, generator, rows)
         bound = image_bound(x, posterior, decoded, self.images.model.decoder)
         side, prior, terms = self._side(batch, posterior.code, generator, rows)
@@ -140,6 +152,41 @@ class CaptionObjective(nn.Module):
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean() - prior
         alpha0 = self.images.model.decoder.log_alpha0.detach().exp()
         return Step(loss, bound.means() | {"alpha0": alpha0} | terms)
+
+    def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: CaptionPull) -> Step:
+        def moved(strength: float) -> Tensor:
+            return pull.moves.of_rows(batch.images, generator, strength, rows.total, rows.start)
+
+        code = self.images.encode(moved(pull.far), generator, rows).code
+        side, prior, terms = self._side(batch, code, generator, rows)
+        loss = -side.mean() - prior
+        others = ~self.train_captions.present[batch.index.cpu()].to(code.device)
+        if pull.confident > 0 and pull.per_other > 0:
+            clear = self._clear_codes(moved(pull.little)[others], generator)
+            gain, terms["sure"], terms["confident"] = self._confident(clear, code[others], pull.threshold)
+            loss = loss - pull.confident * pull.per_other * gain / len(code)
+        if pull.bound_images != 0:
+            bound_loss, bound_terms = self.images.bound_of_last(pull.bound_images, batch.images, generator, rows)
+            loss, terms = loss + bound_loss, bound_terms | terms
+        return Step(loss, terms)
+
+    def _clear_codes(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean codes; one process of several may have no image without a caption."""
+        if not len(images):
+            return images.new_zeros(0, self.images.model.architecture.code_size)
+        return self.images.model.mean_code(images, generator)
+
+    def _confident(self, clear: Tensor, code: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of xi log p of captions that are sure by the codes `clear`; their share, and mean log p per symbol."""
+        captions = sure_captions(self.head, clear, threshold)
+        n_symbols = words_per_caption(captions)
+        log_p = self.head.log_prob(captions, code)
+        gain = (self.xi.at(int(self.step), n_symbols.clamp_min(1)).to(code) * log_p).sum()
+        return (
+            gain,
+            (n_symbols > 0).float().sum() / max(1, len(code)),
+            log_p.detach().sum() / n_symbols.sum().clamp_min(1),
+        )
 
     def _on_codes(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         """The second of two steps."""
@@ -150,9 +197,7 @@ class CaptionObjective(nn.Module):
     def _frozen_code(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Tensor:
         if self.posteriors is not None:
             return self.posteriors.draw(batch.index.cpu(), generator, rows, batch.images)
-        noise = self.images.noise(batch.images, generator, rows)
-        posterior: Posterior = self.images.model.encoder(batch_last(batch.images), noise)
-        return posterior.code
+        return self.images.encode(batch.images, generator, rows).code
 
     def _side(
         self, batch: Batch, code: Tensor, generator: torch.Generator, rows: Rows
@@ -187,4 +232,6 @@ class CaptionObjective(nn.Module):
         self.step.fill_(global_step)
 
     def rate_multipliers(self) -> Mapping[str, float]:
-        return {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}
+        """A code has far more entries than the state it sets: at one rate C s would soon be at the ends of tanh."""
+        code = {"head.code.weight": self.code_rate, "head.code.bias": self.code_rate} if self.code_rate != 1 else {}
+        return code | {f"images.{name}": rate for name, rate in self.images.rate_multipliers().items()}

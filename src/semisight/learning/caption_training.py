@@ -12,7 +12,7 @@ every epoch perplexity of validation captions under the mixture over codes, perh
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from semisight.errors import UserError
 from semisight.evaluation.captions import cider
 from semisight.evaluation.classification import error_rate
 from semisight.learning.caption_objective import CaptionObjective, CaptionXi, LabelTerm, Posteriors
+from semisight.learning.caption_pull import CaptionPull
 from semisight.learning.captioning import best_captions, caption_perplexity
 from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.label_objective import Xi, paper_xi
@@ -31,7 +32,7 @@ from semisight.learning.label_training import LabelSettings, build_head
 from semisight.learning.objective import ImageObjective
 from semisight.learning.predict import in_batches
 from semisight.learning.step import Images, reseed
-from semisight.model.captions import CaptionHead
+from semisight.model.captions import CaptionHead, Start
 
 Cell = Literal["gru", "lstm"]
 _HEAD = 13  # a stream of the seed
@@ -46,6 +47,9 @@ class CaptionSettings:
     captions_per_step  of each image of a batch; None takes all it has
     captioned_per_batch  of a batch that also holds uncaptioned images
     two_step           the image model stays as it is
+    start              of the head's weights: as in appendix B, or wide (model/captions.py)
+    pull               captions on moved images, and images without a caption pull (caption_pull.py), with
+                       confident, threshold and bound_images; not in two steps
     """
 
     cell: Cell = "gru"
@@ -58,6 +62,11 @@ class CaptionSettings:
     captions_per_step: int | None = 1
     captioned_per_batch: int = 32
     two_step: bool = False
+    start: Start = "paper"
+    pull: bool = False
+    confident: float = 1.0
+    threshold: float = 0.8
+    bound_images: int | None = 16
 
     def __post_init__(self) -> None:
         if self.cell not in ("gru", "lstm"):
@@ -68,14 +77,22 @@ class CaptionSettings:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
-        for name in ("xi", "xi_scale", "xi_warmup"):
+        for name in ("xi", "xi_scale", "xi_warmup", "confident", "threshold"):
             value = getattr(self, name)
             if value is None and name == "xi":
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise UserError(f"{name} of captions must be a number of at least 0, not {value!r}.")
-        if not isinstance(self.two_step, bool):
-            raise UserError(f"two_step must be true or false, not {self.two_step!r}.")
+        if self.start not in get_args(Start):
+            raise UserError(f"start must be 'paper' or 'wide', not {self.start!r}.")
+        bound_images = self.bound_images
+        if isinstance(bound_images, bool) or not (bound_images is None or isinstance(bound_images, int)):
+            raise UserError(f"bound_images must be a whole number, or nothing for all, not {bound_images!r}.")
+        if bound_images is not None and bound_images < 0:
+            raise UserError(f"bound_images must be at least 0, not {bound_images!r}.")
+        for name in ("two_step", "pull"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} must be true or false, not {getattr(self, name)!r}.")
         if self.two_step and (self.xi is not None or self.xi_scale != 1):
             raise UserError("two_step has no bound for xi to balance captions against: leave xi and xi_scale out.")
 
@@ -117,6 +134,7 @@ def build_caption_head(settings: CaptionSettings, n_codes_dim: int, vocab_size: 
         hidden_size=settings.hidden_size,
         embedding_size=settings.embedding_size,
         cell=settings.cell,
+        start=settings.start,
         generator=reseed(torch.Generator(), seed, _HEAD, 0),
     )
 
@@ -150,7 +168,17 @@ def build_caption_objective(
         labels=labels,
         two_step=settings.two_step,
         posteriors=posteriors,
+        pull=caption_pull(settings, share_of_batch(captions.present, plan)),
+        code_rate=min(1.0, settings.hidden_size / architecture.code_size) if settings.start == "wide" else 1.0,
     )
+
+
+def caption_pull(settings: CaptionSettings, rho: float) -> CaptionPull | None:
+    """rho: the share of a batch that has captions; the other images are to weigh as much as these together."""
+    if not settings.pull or settings.two_step:
+        return None
+    per_other = rho / (1 - rho) if rho < 1 else 0.0
+    return CaptionPull(settings.confident, settings.threshold, bound_images=settings.bound_images, per_other=per_other)
 
 
 def build_label_term(

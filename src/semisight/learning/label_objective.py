@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from semisight.data.moving import Moves, move
+from semisight.data.moving import Moves
 from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
 from semisight.learning.bounds import image_bound
@@ -29,8 +29,6 @@ from semisight.learning.confidence import Targets, confident_targets, expected_g
 from semisight.learning.objective import ImageObjective
 from semisight.learning.propagation import Propagation
 from semisight.learning.step import Batch, Images, Rows, Step
-from semisight.model.image_encoder import Posterior
-from semisight.model.image_model import batch_last
 from semisight.model.labels import LabelHead
 
 
@@ -109,9 +107,9 @@ class LabelObjective(nn.Module):
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
         labels = _labels(batch)
         weight = weight * _share(labels)  # xi counts per image of the batch, labelled or not
-        moved = [self._encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows)]
+        moved = [self.images.encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows)]
         if pull.agreement > 0:
-            moved.append(self._encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows))
+            moved.append(self.images.encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows))
         scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in moved]
         terms, gain = {}, torch.zeros((), device=batch.images.device)
         known = (labels >= 0).nonzero().squeeze(1)
@@ -132,13 +130,12 @@ class LabelObjective(nn.Module):
             gain = gain + pull.latent * terms["latent"]
         loss = -weight * gain - self._prior(weight)
         if pull.bound_images != 0:
-            bound_loss, bound_terms = self._bound(batch, generator, rows, pull.bound_images)
+            bound_loss, bound_terms = self.images.bound_of_last(pull.bound_images, batch.images, generator, rows)
             loss, terms = loss + bound_loss, bound_terms | terms
         return Step(loss, {name: term.detach() for name, term in terms.items()})
 
     def _moved(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull, strength: float) -> Tensor:
-        drawn = pull.moves.draw(rows.total, generator, strength)
-        return move(batch.images, drawn.rows(slice(rows.start, rows.stop)))
+        return pull.moves.of_rows(batch.images, generator, strength, rows.total, rows.start)
 
     @torch.no_grad()
     def _targets(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
@@ -147,22 +144,6 @@ class LabelObjective(nn.Module):
         scores = self.label_head.log_prob_all(code)
         remember(self.seen, scores)
         return confident_targets(scores, self.seen, self.shares.to(self.seen), pull.threshold)
-
-    def _bound(
-        self, batch: Batch, generator: torch.Generator, rows: Rows, count: int | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(10) of the last images of the batch, which are unlabelled ones in random order."""
-        kept = len(batch.images) if count is None else min(count, len(batch.images))
-        local = Rows(rows.start + len(batch.images) - kept, rows.stop, rows.total)
-        x, posterior, decoded = self.images.infer(batch.images[len(batch.images) - kept :], generator, local)
-        bound = image_bound(x, posterior, decoded, self.images.model.decoder)
-        return -(
-            bound.value + self.images.surrogate(x, posterior, decoded, bound)
-        ).mean(), bound.means() | self._alpha0()
-
-    def _encode(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Posterior:
-        posterior: Posterior = self.images.model.encoder(batch_last(images), self.images.noise(images, generator, rows))
-        return posterior
 
     def _alpha0(self) -> dict[str, Tensor]:
         return {"alpha0": self.images.model.decoder.log_alpha0.detach().exp()}

@@ -62,6 +62,29 @@ class ImageObjective(nn.Module):
             self._squares = torch.stack([squares, torch.full_like(squares, x.numel())])
         return x, posterior, decoded
 
+    def encode(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Posterior:
+        """A draw from q(s, z | X) alone, for what is learned on the code of images that need not be decoded."""
+        posterior: Posterior = self.model.encoder(batch_last(images), self.noise(images, generator, rows))
+        return posterior
+
+    def bound_of_last(
+        self, count: int | None, images: Tensor, generator: torch.Generator, rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the last `count` images of the whole batch (None: all) by (10), and its terms with alpha0.
+
+        Batches are dealt in random order, the unlabelled images last, so these are a fair sample of the latter. A
+        process that has none of them takes one with weight 0: every parameter has a gradient in every process.
+        """
+        count = rows.total if count is None else min(count, rows.total)
+        kept = rows.stop - max(rows.start, rows.total - count)
+        local = Rows(rows.stop - max(kept, 1), rows.stop, rows.total)
+        x, posterior, decoded = self.infer(images[local.start - rows.start :], generator, local)
+        bound = image_bound(x, posterior, decoded, self.model.decoder)
+        share = max(kept, 0) * rows.total / (count * len(images))  # of this process, on average 1
+        loss = -share * (bound.value + self.surrogate(x, posterior, decoded, bound)).mean()
+        terms = {name: share * term for name, term in bound.means().items()}
+        return loss, terms | {"alpha0": self.model.decoder.log_alpha0.detach().exp()}
+
     def noise(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Noise:
         noise = draw_noise(self.model.architecture, rows.total, generator, slice(rows.start, rows.stop))
         return Noise(noise.eps.to(images), tuple(u.to(images) for u in noise.uniform))

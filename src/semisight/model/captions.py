@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 END, PADDING = 0, -1
+Start = Literal["paper", "wide"]
 SMALL = 0.01  # appendix B: non-recurrent weights are uniform in [-0.01, 0.01]
+CODE_START = 0.3  # of a wide start: the deviation of C s for a code of unit variance
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class CaptionHead(nn.Module):
         hidden_size: int = 512,
         embedding_size: int = 512,
         cell: Literal["gru", "lstm"] = "gru",
+        start: Start = "paper",
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -59,6 +62,8 @@ class CaptionHead(nn.Module):
             )
         if cell not in ("gru", "lstm"):
             raise ValueError(f"the recurrent cell must be 'gru' or 'lstm', not {cell!r}")
+        if start not in ("paper", "wide"):
+            raise ValueError(f"weights start as in the paper or wide, not {start!r}")
         self.code = nn.Linear(n_codes_dim, hidden_size)  # the paper's C
         self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
         recurrent = nn.GRU if cell == "gru" else nn.LSTM
@@ -66,6 +71,8 @@ class CaptionHead(nn.Module):
         self.words = nn.Linear(hidden_size, vocab_size)  # V
         self.cell = cell
         self._initialise(generator)
+        if start == "wide":
+            self._widen(generator)
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator | None) -> None:
@@ -77,6 +84,18 @@ class CaptionHead(nn.Module):
                     nn.init.orthogonal_(gate, generator=generator)
             else:
                 parameter.uniform_(-SMALL, SMALL, generator=generator)
+
+    @torch.no_grad()
+    def _widen(self, generator: torch.Generator | None) -> None:
+        """Embeddings of unit variance, and maps that keep it.
+
+        From the paper's start words say next to nothing to the recurrent network, and the way to say more frequent
+        words is to drive h_1 to its limits, where tanh has no gradient and the image is not heard any more.
+        """
+        self.embedding.weight.normal_(generator=generator)
+        w_ih: Tensor = self.recurrent.all_weights[0][0]
+        for weight, gain in ((w_ih, 1.0), (self.words.weight, 1.0), (self.code.weight, CODE_START)):
+            weight.normal_(0, gain / weight.shape[1] ** 0.5, generator=generator)
 
     @property
     def vocab_size(self) -> int:

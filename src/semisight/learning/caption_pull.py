@@ -1,0 +1,41 @@
+"""Beyond the paper: a caption that the model is sure of on an image moved a little is learned on the image moved more.
+
+    Y      = the likeliest caption, word by word, of the mean code of a little moved X
+    target = Y, where p(Y | that code) is above `threshold`; else there is none
+
+As learning/confidence.py does it for labels. What is assumed: the moves keep what a caption says, so they are gentler
+(data/moving.py, CAPTION_MOVES), and there is one way to say it. Where people word one picture in many ways no whole
+caption is probable: then nothing pulls, and what is left is that captions are learned on moved images.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from semisight.data.moving import CAPTION_MOVES, Moves
+from semisight.data.vocabulary import PADDING
+from semisight.model.captions import CaptionHead
+
+MAX_WORDS = 30
+
+
+@dataclass(frozen=True)
+class CaptionPull:
+    """How images without a caption pull on the captions; `confident` is a weight in units of xi."""
+
+    confident: float = 1.0
+    threshold: float = 0.8
+    little: float = 0.3  # strength of the move on which the model has to be sure
+    far: float = 1.0  # strength of the move that it learns from
+    bound_images: int | None = 16  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
+    per_other: float = 1.0  # captioned images per image without a caption, so that both kinds weigh the same
+    moves: Moves = field(default_factory=lambda: CAPTION_MOVES)
+
+
+@torch.no_grad()
+def sure_captions(head: CaptionHead, code: Tensor, threshold: float) -> Tensor:
+    """The likeliest caption of each code [B, J], int64 [B, T]; a row of padding where it is not probable enough."""
+    captions = head.predict(code[None], MAX_WORDS)
+    sure = head.log_prob(captions, code).exp() > threshold
+    return captions.masked_fill(~sure[:, None], PADDING)
