@@ -113,6 +113,11 @@ def calibration_file(folder: RunFolder) -> Path:
     return folder.path / "calibration.json"
 
 
+def unfinished_file(folder: RunFolder) -> Path:
+    """There from the first step of a training to its end, whoever or whatever ends it before."""
+    return folder.path / "unfinished.txt"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What the same labels gave without the unlabelled images: the error, a share, on the images measured on."""
@@ -166,6 +171,16 @@ class Run:
     @property
     def step(self) -> int:
         return int(self.meta["counters"]["step"])
+
+    @property
+    def unfinished(self) -> str:
+        """What to know of a run whose training has not come to its end; "" of one that has."""
+        if not unfinished_file(self.folder).exists():
+            return ""
+        return (
+            f"The training of {self.folder.path} has not come to its end: what it had learned at step {self.step:,} is "
+            f"used. To go on with it: semisight train --out {self.folder.path} --resume"
+        )
 
     def data(self) -> DataRecord:
         return DataRecord.read(data_file(self.folder))

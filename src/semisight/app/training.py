@@ -1,8 +1,9 @@
 """`semisight train` without its command line: images and settings in, a run folder out."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from semisight.app.runs import (
     data_file,
     load_run,
     report_file,
+    unfinished_file,
 )
 from semisight.app.sets import Progress, Sets
 from semisight.app.settings import DataSettings, Settings
 from semisight.errors import UserError
+from semisight.files import write_atomic
 from semisight.learning.config import TrainConfig
 from semisight.learning.devices import choose_device
 from semisight.learning.interrupts import Interrupted
@@ -109,19 +112,42 @@ def train_run(
         record.write(data_file(folder))
         if vocabulary is not None:
             write_files(folder, vocabulary, sets.train.captions or ())
-    try:
-        fitted = trainer.fit(resume=resume, overwrite=overwrite)
-    except Interrupted:
+    with _unfinished(folder):
+        try:
+            fitted = trainer.fit(resume=resume, overwrite=overwrite)
+        except Interrupted:
+            _write_if_resumed(record, folder, resume)
+            raise
         _write_if_resumed(record, folder, resume)
-        raise
-    _write_if_resumed(record, folder, resume)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
-    if sets.n_held_out and is_first_process():
-        calibrate(load_run(path), sets)
-    if is_first_process():
-        write_model_card(load_run(path), sets)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
+        if sets.n_held_out and is_first_process():
+            calibrate(load_run(path), sets)
+        if is_first_process():
+            write_model_card(load_run(path), sets)
     return Trained(folder, fitted, sets)
+
+
+@contextlib.contextmanager
+def _unfinished(folder: RunFolder) -> Iterator[None]:
+    """Marks the run until all of it is there: whatever ends the training before, the mark stays."""
+    if not is_first_process():
+        yield
+        return
+    mark, before = unfinished_file(folder), _stamp(folder.newest)
+    is_new = not mark.exists()
+    write_atomic(mark, f"To go on: semisight train --out {folder.path.absolute()} --resume\n")
+    try:
+        yield
+    except UserError:
+        if is_new and _stamp(folder.newest) == before:  # refused before it began: what was whole still is
+            mark.unlink(missing_ok=True)
+        raise
+    mark.unlink(missing_ok=True)
+
+
+def _stamp(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def suited(settings: Settings, sets: Sets) -> Settings:

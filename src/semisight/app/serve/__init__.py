@@ -8,6 +8,7 @@ answering.py   what the model says of a batch of images
 library.py     the images of the run: codes, nearest ones, which to label next
 table.py       the table of labels, written so that a crash at any moment loses nothing that was confirmed
 retraining.py  a child process that trains a new run, and how far it is
+child.py       that process, which ends when the server does
 service.py     all of these together
 running.py     the process: its socket, its messages, its end
 static/        the pages: plain HTML, CSS and JavaScript that ask no other host for anything

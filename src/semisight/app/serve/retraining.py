@@ -1,6 +1,7 @@
 """A training in the background: a child process `semisight train ...` into a new folder, and how far it has come.
 
-The child writes what it says to RUN/output.txt, not to a pipe: should the server be killed, the training goes on.
+The child writes what it says to RUN/output.txt. It ends when the server does, even by SIGKILL (child.py): the run then
+holds what was learned so far, says that it is unfinished, and can be resumed.
 """
 
 import contextlib
@@ -76,7 +77,7 @@ class Retraining:
                 with (self._folder / "output.txt").open("wb") as output:
                     self._child = subprocess.Popen(
                         command(self._folder),
-                        stdin=subprocess.DEVNULL,
+                        stdin=subprocess.PIPE,  # by its end the child learns of ours
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,  # Ctrl-C is for the server, which then stops the child its own way
@@ -107,6 +108,8 @@ class Retraining:
 
     def _wait(self, child: subprocess.Popen[bytes], folder: Path) -> None:
         code = child.wait()
+        if child.stdin is not None:
+            child.stdin.close()
         self._ended = time.monotonic()
         if self._stopping:
             self._state, self._message = "stopped", f"To go on: semisight train --out {folder} --resume"
@@ -156,7 +159,7 @@ def train_command(
 ) -> list[str]:
     """The words of a training like that of `run`, from these labels and captions."""
     data, (channels, height, width) = run.data().settings, run.architecture.image_shape
-    words = [sys.executable, "-m", "semisight", "train", source, "--out", str(out)]
+    words = [sys.executable, "-m", "semisight.app.serve.child", "train", source, "--out", str(out)]
     words += ["--no-labels"] if labels is None else ["--labels", str(labels)]
     words += [] if captions is None else ["--captions", str(captions)]
     words += ["--valid-fraction", str(data.valid_fraction), "--channels", str(channels)]

@@ -27,7 +27,10 @@ def serve(path: Path, options: Options, *, host: str, port: int, token: str | No
     access = access_for(host, token)
     listening = open_socket(host, port)
     warnings.filterwarnings("ignore", module="PIL")  # what it thinks of a file is for whoever sent it
-    service = Service(load_run(path, options.checkpoint, options.device), options)
+    run = load_run(path, options.checkpoint, options.device)
+    if run.unfinished:
+        say(run.unfinished)
+    service = Service(run, options)
     config = uvicorn.Config(
         create_app(service, access),
         log_level="warning",

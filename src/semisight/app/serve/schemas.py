@@ -117,7 +117,7 @@ class StatusOut(BaseModel):
     image: list[int] = Field(description="channels, height and width as the model sees images")
     classes: list[str]
     captions: bool
-    advice: str = Field(description="how far to believe the probabilities")
+    advice: str = Field(description="whether the run is whole, and how far to believe the probabilities")
     waiting: int
     reading: ReadingOut
     table: TableOut | None

@@ -235,9 +235,11 @@ class Service:
         run, library, table = self.run, self.library, self.table
         entries = self.entries()
         classes = {entry.label for entry in entries.values() if entry.label}
-        has_captions = run.captioner is not None
+        said = bool(library.captions) or any(entry.caption for entry in entries.values())
+        has_captions = run.captioner is not None and said  # images of another folder may have none
         if len(classes) < 2 and not has_captions:
-            raise UserError("there is nothing to tell apart yet: label images of at least two classes.")
+            or_captions = "" if run.captioner is None else ", or write captions"
+            raise UserError(f"there is nothing to learn yet: label images of at least two classes{or_captions}.")
         labels = table.path if len(classes) > 1 else None
 
         def command(out: Path) -> list[str]:

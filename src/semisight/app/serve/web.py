@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from semisight import __version__
+from semisight.app.runs import Run
 from semisight.app.serve import schemas
 from semisight.app.serve.batching import Full
 from semisight.app.serve.guard import COOKIE, Access, Guard
@@ -81,7 +82,7 @@ def create_app(service: Service, access: Access) -> FastAPI:
             image=list(run.architecture.image_shape),
             classes=service.classes(),
             captions=service.answerer.describer is not None,
-            advice="" if run.classifier is None else run.classifier.believable(),
+            advice=_advice(run),
             waiting=service.batcher.waiting,
             reading=schemas.ReadingOut(**asdict(service.reading)),
             table=_table(service),
@@ -240,6 +241,11 @@ def _add_problems(app: FastAPI) -> None:
         if request.url.path == "/api/training":
             return problem(409, str(error))
         return problem(503, str(error), **{"Retry-After": "10"})  # the table could not be written, say
+
+
+def _advice(run: Run) -> str:
+    believable = "" if run.classifier is None else run.classifier.believable()
+    return " ".join(part for part in (run.unfinished, believable) if part)
 
 
 def _table(service: Service) -> schemas.TableOut | None:
