@@ -10,7 +10,7 @@ from semisight.data.moving import CAPTION_MOVES, Moves
 from semisight.data.vocabulary import PADDING, Vocabulary
 from semisight.errors import UserError
 from semisight.learning.caption_objective import CaptionObjective
-from semisight.learning.caption_pull import CaptionPull, sure_captions
+from semisight.learning.caption_pull import CaptionPull, sure_words
 from semisight.learning.caption_training import CaptionSettings, build_caption_objective, caption_plan
 from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.objective import ImageObjective
@@ -61,16 +61,21 @@ def gradients(of: nn.Module, result: Step) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in of.named_parameters()}
 
 
-def test_sure_captions_are_the_likeliest_and_only_those_above_the_threshold() -> None:
-    head = objective().head
+def test_sure_words_are_those_of_the_likeliest_caption_above_the_threshold() -> None:
+    head = objective(replace(SETTINGS, start="wide")).head
     codes = torch.randn(7, TINY.code_size, generator=torch.Generator().manual_seed(0))
-    every = sure_captions(head, codes, threshold=0.0)
-    torch.testing.assert_close(every, head.predict(codes[None]))
-    p = head.log_prob(every, codes).exp().detach()
-    middle = float(p.median())
-    some = sure_captions(head, codes, threshold=middle)
-    assert ((some != PADDING).any(1) == (p > middle)).all() and 0 < int((p > middle).sum()) < 7
-    assert (sure_captions(head, codes, threshold=1.0) == PADDING).all()
+    captions, every = sure_words(head, codes, threshold=0.0)
+    torch.testing.assert_close(captions, head.predict(codes[None]))
+    assert torch.equal(every, (captions != PADDING).float())
+    p = torch.stack([head.log_prob(captions[:, : t + 1], codes) for t in range(captions.shape[1])], 1).detach()
+    p = p.diff(dim=1, prepend=torch.zeros(7, 1)).exp()  # of each symbol given those before
+    there = captions != PADDING
+    sorted_p = p[there].sort().values
+    middle = float(sorted_p[len(sorted_p) // 2 - 1 : len(sorted_p) // 2 + 1].mean())  # between two of them
+    _, some = sure_words(head, codes, threshold=middle)
+    assert torch.equal(some, ((p > middle) & there).float())
+    assert 0 < float(some.sum()) < float(every.sum())
+    assert float(sure_words(head, codes, threshold=1.0)[1].sum()) == 0
 
 
 def test_the_loss_is_what_the_module_says() -> None:

@@ -47,7 +47,7 @@ def kl_code(mu: Tensor, log_sigma: Tensor) -> Tensor:
 def kl_places(chosen: Chosen) -> Tensor:
     """KL(q(z) || uniform) = sum over blocks of [log P - entropy], to [B]."""
     blocks = chosen.negative_entropy[..., 0].numel()
-    return blocks * math.log(chosen.z.shape[0]) + chosen.negative_entropy.sum((0, 1, 2))
+    return blocks * math.log(chosen.places) + chosen.negative_entropy.sum((0, 1, 2))
 
 
 def image_bound(x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder) -> Bound:

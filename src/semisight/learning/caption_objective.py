@@ -14,7 +14,7 @@ A label term (12), (29) can be added: captions and labels are then learned on on
 Beyond the paper (`CaptionPull`, caption_pull.py), captions and labels are learned on the codes of moved images, a few
 images of each batch enter the bound, and images without a caption pull:
 
-    N_X [ mean over captioned images of 1/T log p(Y | s) + mean over the others of 1/T log p(sure caption | s) ] + bound
+    N_X [ mean over captioned images of 1/T log p(Y | s) + mean over the others of 1/T log p(sure words | s) ] + bound
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.learning.bounds import image_bound
-from semisight.learning.caption_pull import CaptionPull, sure_captions
+from semisight.learning.caption_pull import CaptionPull, sure_words
 from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.label_objective import Xi
 from semisight.learning.objective import ImageObjective
@@ -177,16 +177,12 @@ class CaptionObjective(nn.Module):
         return self.images.model.mean_code(images, generator)
 
     def _confident(self, clear: Tensor, code: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of xi log p of captions that are sure by the codes `clear`; their share, and mean log p per symbol."""
-        captions = sure_captions(self.head, clear, threshold)
+        """Sum of xi log p of the words that are sure by the codes `clear`; their share, and mean log p."""
+        captions, sure = sure_words(self.head, clear, threshold)
         n_symbols = words_per_caption(captions)
-        log_p = self.head.log_prob(captions, code)
+        log_p = (sure * self.head.log_symbols(captions, code)).sum(1)
         gain = (self.xi.at(int(self.step), n_symbols.clamp_min(1)).to(code) * log_p).sum()
-        return (
-            gain,
-            (n_symbols > 0).float().sum() / max(1, len(code)),
-            log_p.detach().sum() / n_symbols.sum().clamp_min(1),
-        )
+        return gain, sure.sum() / n_symbols.sum().clamp_min(1), log_p.detach().sum() / sure.sum().clamp_min(1)
 
     def _on_codes(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         """The second of two steps."""

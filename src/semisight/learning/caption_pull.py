@@ -1,11 +1,10 @@
-"""Beyond the paper: a caption that the model is sure of on an image moved a little is learned on the image moved more.
+"""Beyond the paper: words that the model is sure of on an image moved a little are learned on the image moved more.
 
-    Y      = the likeliest caption, word by word, of the mean code of a little moved X
-    target = Y, where p(Y | that code) is above `threshold`; else there is none
+    Y       = the likeliest caption, word by word, of the mean code of a little moved X
+    targets = those words y_t of Y whose p(y_t | y_<t, that code) is above `threshold`
 
 As learning/confidence.py does it for labels. What is assumed: the moves keep what a caption says, so they are gentler
-(data/moving.py, CAPTION_MOVES), and there is one way to say it. Where people word one picture in many ways no whole
-caption is probable: then nothing pulls, and what is left is that captions are learned on moved images.
+(data/moving.py, CAPTION_MOVES). A picture of which the model knows colours but not shapes pulls with what is known.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ class CaptionPull:
     """How images without a caption pull on the captions; `confident` is a weight in units of xi."""
 
     confident: float = 1.0
-    threshold: float = 0.8
+    threshold: float = 0.9
     little: float = 0.3  # strength of the move on which the model has to be sure
     far: float = 1.0  # strength of the move that it learns from
     bound_images: int | None = 16  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
@@ -34,8 +33,8 @@ class CaptionPull:
 
 
 @torch.no_grad()
-def sure_captions(head: CaptionHead, code: Tensor, threshold: float) -> Tensor:
-    """The likeliest caption of each code [B, J], int64 [B, T]; a row of padding where it is not probable enough."""
+def sure_words(head: CaptionHead, code: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """The likeliest caption of each code [B, J], int64 [B, T], and which of its symbols are sure, [B, T] of 0 and 1."""
     captions = head.predict(code[None], MAX_WORDS)
-    sure = head.log_prob(captions, code).exp() > threshold
-    return captions.masked_fill(~sure[:, None], PADDING)
+    sure = (head.log_symbols(captions, code).exp() > threshold) & (captions != PADDING)
+    return captions, sure.to(code.dtype)

@@ -65,7 +65,7 @@ class CaptionSettings:
     start: Start = "paper"
     pull: bool = False
     confident: float = 1.0
-    threshold: float = 0.8
+    threshold: float = 0.9
     bound_images: int | None = 16
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class ImageObjective(nn.Module):
         gradient = cast(Estimator, self.estimator)
         x = batch_last(images)
         posterior: Posterior = self.model.encoder(x, self.noise(images, generator, rows), gradient.through_z)
-        decoded: Decoded = self.model.decoder(posterior.s, posterior.z)
+        decoded: Decoded = self.model.decoder(posterior.s, posterior.drawn)
         if self.training and self.alpha0 == "exact":
             squares = (x - decoded.mean.detach()).square().sum()
             self._squares = torch.stack([squares, torch.full_like(squares, x.numel())])
@@ -86,7 +86,8 @@ class ImageObjective(nn.Module):
         return loss, terms | {"alpha0": self.model.decoder.log_alpha0.detach().exp()}
 
     def noise(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Noise:
-        noise = draw_noise(self.model.architecture, rows.total, generator, slice(rows.start, rows.stop))
+        part, places = slice(rows.start, rows.stop), self.model.pooling != "max"
+        noise = draw_noise(self.model.architecture, rows.total, generator, part, places=places)
         return Noise(noise.eps.to(images), tuple(u.to(images) for u in noise.uniform))
 
     def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, bound: Bound) -> Tensor:

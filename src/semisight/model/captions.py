@@ -42,7 +42,7 @@ class State:
 
 
 class CaptionHead(nn.Module):
-    """p(Y | s), for whole captions (`log_prob`) and word by word (`start`, `step`, `log_words`)."""
+    """p(Y | s), for whole captions (`log_prob`, `log_symbols`) and word by word (`start`, `step`, `log_words`)."""
 
     def __init__(
         self,
@@ -104,27 +104,35 @@ class CaptionHead(nn.Module):
     # ---- whole captions ----
 
     def log_prob(self, captions: Tensor, s: Tensor) -> Tensor:
-        """[B]: log p(Y | s), zero for a row of padding.
+        """[B]: log p(Y | s), zero for a row of padding."""
+        return self.log_symbols(captions, s).sum(1)
+
+    def log_symbols(self, captions: Tensor, s: Tensor) -> Tensor:
+        """[B, T]: log p(y_t | y_<t, s), zero where there is padding.
 
         Works on the symbols that are there and on no padding: rows are sorted by length and packed.
         """
         lengths = words_per_caption(captions)
         order = lengths.argsort(descending=True, stable=True)
         n, n_longer = int((lengths > 0).sum()), int((lengths > 1).sum())
-        total = s.new_zeros(len(captions))
+        table = s.new_zeros(captions.shape)
         if n == 0:
-            return total
+            return table
         rows, lengths = order[:n], lengths[order[:n]]
         first = self.start(s[rows])
-        h, targets, owners = [first.h], [captions[rows, 0]], [rows]
+        h, targets = [first.h], [captions[rows, 0]]
+        places = [rows, torch.zeros_like(rows)]
         if n_longer:
-            later = self._later_words(captions[rows], lengths, first.at(torch.arange(n_longer, device=s.device)))
-            h, targets, owners = [*h, later[0]], [*targets, later[1]], [*owners, rows[later[2]]]
+            later, t, owners = self._later_words(
+                captions[rows], lengths, first.at(torch.arange(n_longer, device=s.device))
+            )
+            h, targets = [*h, later], [*targets, captions[rows[owners], t]]
+            places = [torch.cat([places[0], rows[owners]]), torch.cat([places[1], t])]
         log_p = -F.cross_entropy(self.words(torch.cat(h)), torch.cat(targets), reduction="none")
-        return total.index_add(0, torch.cat(owners), log_p)
+        return table.index_put((places[0], places[1]), log_p.to(table))
 
     def _later_words(self, captions: Tensor, lengths: Tensor, first: State) -> tuple[Tensor, Tensor, Tensor]:
-        """h_t, y_t and the row of every symbol after the first, in order of t: [M, H], [M], [M]."""
+        """h_t, t and the row of every symbol after the first, in order of t: [M, H], [M], [M]."""
         steps = torch.arange(1, captions.shape[1], device=captions.device)
         there = steps[:, None] < lengths  # [T-1, B], each row a run of True: captions are sorted by length
         t, owners = there.nonzero(as_tuple=True)
@@ -133,7 +141,7 @@ class CaptionHead(nn.Module):
         inputs = PackedSequence(self.embedding(captions[owners, t]), batch_sizes)
         state = first.h[None] if first.c is None else (first.h[None], first.c[None])
         outputs, _ = self.recurrent(inputs, state)
-        return outputs.data, captions[owners, t + 1], owners
+        return outputs.data, t + 1, owners
 
     # ---- word by word ----
 
