@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model import fourier, gathering, placing, pooling
+from semisight.model import curvature, fourier, gathering, placing, pooling
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.curvature import energies
 from semisight.model.gathering import Geometry, Lines, Windows
 from semisight.model.image_encoder import Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.placing import PoolingWeights, choose_places, naive_choose_places
-from semisight.model.pooling import NAIVE
+from semisight.model.placing import Drawn, PoolingWeights, choose_places, naive_choose_places
+from semisight.model.pooling import FAST, NAIVE
 
 LAYERS = [
     (Layer(3, 4, 3), (12, 9)),
@@ -33,6 +33,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(pooling, "_CHUNK_ELEMENTS", 10)
         monkeypatch.setattr(pooling, "_POOLED_AT_ONCE", 10)
         monkeypatch.setattr(placing, "_PIECE", 7)
+        monkeypatch.setattr(curvature, "_AT_ONCE", 7)
         monkeypatch.setattr(fourier, "_IMAGES_AT_ONCE", 2)
 
 
@@ -187,3 +188,32 @@ def test_a_step_in_mixed_precision_stays_near_the_full_one(pooling_kind: Pooling
     full, half = gradients
     assert full is not None and half is not None
     assert torch.nn.functional.cosine_similarity(full.flatten(), half.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.parametrize(("layer", "size"), LAYERS)
+@pytest.mark.parametrize("expected", [True, False])
+@pytest.mark.parametrize("through", [True, False])
+@pytest.mark.usefixtures("pieces", "layout")
+def test_places_that_are_never_written_out_equal_the_naive_twin(
+    layer: Layer, size: tuple[int, int], expected: bool, through: bool
+) -> None:
+    """From the image to the places, to the picture, and all the way back, with z as an index."""
+    x, filters = random(2, *size, 3, seed=1), random(layer.maps, 2, layer.kernel, layer.kernel, seed=2)
+    bias, dictionary = random(layer.maps, 1, 1, 1, seed=3), random(*filters.shape, seed=4)
+    p = layer.pool**2
+    parts = [random(p, n, seed=5 + i) for i, n in enumerate((p, 1, p, 1))]
+    of = partial(energies, dictionary.detach(), torch.ones(2, dtype=torch.float64), layer, size)
+    inputs, results, gradients = [x, filters, bias, *parts, dictionary], [], []
+    for operators in (FAST, NAIVE):
+        blocks = operators.convolve(x, filters, layer, bias)
+        generator = torch.Generator().manual_seed(6)
+        uniform = torch.rand(blocks.shape[1:], dtype=torch.float64, generator=generator)
+        chosen = operators.choose(blocks, PoolingWeights(*parts), uniform, expected, through)
+        maps, zero = operators.unpool_curved(2 * chosen.pooled, chosen.drawn, dictionary, layer, of)
+        assert chosen.z.requires_grad == through and isinstance(chosen.drawn, Drawn) == (operators is FAST)
+        outs = [chosen.pooled, chosen.negative_entropy, maps] + ([zero] if through else [chosen.log_q_z])
+        weights = [random(*out.shape, seed=n).detach() for n, out in enumerate(outs)]
+        gradients.append(torch.autograd.grad(outs, inputs, weights))
+        results.append([chosen.z, *outs])
+    for a, b in [*zip(*results, strict=True), *zip(*gradients, strict=True)]:
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-10)

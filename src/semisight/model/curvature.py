@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Layer
+from semisight.model.placing import one_hot
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Energies:
     rows: tuple[range, ...]
     columns: tuple[range, ...]
 
-    def moved(self, z: Tensor, maps: slice) -> Tensor:
-        """sum_c E[a, c] z_c for some maps: z [P, K, h, w, B] one-hot to [K', P, h, w, B]."""
+    def moved(self, z: Tensor, maps: slice, out: Tensor | None = None) -> Tensor:
+        """sum_c E[a, c] z_c for some maps: their z, one-hot [P, K', h, w, B], to [K', P, h, w, B]."""
         places, (height, width, batch) = len(z), z.shape[2:]
         y, x = (max(range(len(runs)), key=lambda kind: len(runs[kind])) for runs in (self.rows, self.columns))
-        here = z[:, maps].transpose(0, 1)  # [K', P, h, w, B]
-        out = torch.bmm(self.of_kind[y, x, maps], here.flatten(2)).view(-1, places, height, width, batch)
+        here = z.transpose(0, 1)  # [K', P, h, w, B]
+        flat = None if out is None else out.view(here.shape[0], places, -1)
+        out = torch.bmm(self.of_kind[y, x, maps], here.flatten(2), out=flat).view(-1, places, height, width, batch)
         for kind_y, rows in enumerate(self.rows):
             for kind_x, columns in enumerate(self.columns):
                 if (kind_y, kind_x) != (y, x):  # blocks at the edge, worked out again
@@ -85,23 +87,34 @@ _AT_ONCE = 65_536  # values, so that a handful of tensors stay in a core's secon
 
 
 def finish_gradients(
-    grad_u: Tensor, z: Tensor, values: Tensor, of: Callable[[], Energies] | None, weight: Tensor | None
+    grad_u: Tensor,
+    z: Tensor,
+    index: Tensor | None,
+    values: Tensor,
+    of: Callable[[], Energies] | None,
+    weight: Tensor | None,
 ) -> Tensor:
     """The gradient of the unpooled z * values becomes, in place, that of z; returns that of values.
 
     With `weight` [B], the gradient of the curvature, grad_z holds -1/2 E v^2 weight too; at the drawn place it is 0.
+    z may come as an index (placing.Drawn). Some maps at a time, in the same memory each time, so that it stays cached.
     """
-    grad_values, v = torch.empty_like(values), values.flatten(1)
+    grad_values = torch.empty_like(values)
     energies = None if of is None or weight is None else of()
-    curved = None if weight is None else (values * (-0.5 * weight)).flatten(1)
-    step = max(1, _AT_ONCE // z[:, 0].numel())
+    curved = None if weight is None else values * (-0.5 * weight)
+    step = min(len(values), max(1, _AT_ONCE // grad_u[:, 0].numel()))
+    at_memory, work_memory = (values.new_empty(len(z) * values[:step].numel()) for _ in range(2))
     for start in range(0, len(values), step):
         maps = slice(start, min(start + step, len(values)))
-        grad, at = grad_u[:, maps].flatten(2), z[:, maps].flatten(2)  # [P, K', n]
+        grad, v = grad_u[:, maps], values[maps]
+        size = grad.numel()
+        work = work_memory[:size].view(grad.shape)
+        at = z[:, maps] if index is None else one_hot(index[maps], range(len(z)), at_memory[:size].view(grad.shape))
         if energies is not None and curved is not None:
-            grad.addcmul_(energies.moved(z, maps).flatten(2).transpose(0, 1), curved[maps])
-        grad_values[maps] = (grad * at).sum(0).view_as(grad_values[maps])
-        grad.mul_(v[maps])
+            moved = energies.moved(at, maps, work_memory[:size])
+            grad.addcmul_(moved.transpose(0, 1), curved[maps])
+        torch.sum(torch.mul(grad, at, out=work), 0, out=grad_values[maps])
+        grad.mul_(v)
     return grad_values
 
 
@@ -121,5 +134,6 @@ class Curvature(torch.autograd.Function):
         energies, out = ctx.of(), torch.empty(z.shape, dtype=z.dtype, device=z.device)
         weight = values.square().mul_(-0.5 * grads[0])
         for k in range(len(values)):
-            torch.mul(energies.moved(z, slice(k, k + 1))[0], weight[k], out=out[:, k])
+            one = slice(k, k + 1)
+            torch.mul(energies.moved(z[:, one], one)[0], weight[k], out=out[:, k])
         return out, None, None

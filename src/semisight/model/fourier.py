@@ -245,33 +245,51 @@ class FourierConvolve(torch.autograd.Function):
 
 
 class FourierUnpool(torch.autograd.Function):
-    """(2) and (3): values [K, h, w, B] at places z [P, K, h, w, B], deconvolved, and a 0 per image (curvature.py)."""
+    """(2) and (3): values [K, h, w, B] at places z [P, K, h, w, B], deconvolved, and a 0 per image (curvature.py).
+
+    z may come as an index (placing.Drawn); then `z` is the token, and only its gradient matters.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, z: Tensor, dictionary: Tensor, fourier: Fourier, of: Callable[[], Energies] | None
+        ctx: Any,
+        values: Tensor,
+        z: Tensor,
+        index: Tensor | None,
+        dictionary: Tensor,
+        fourier: Fourier,
+        of: Callable[[], Energies] | None,
     ) -> tuple[Tensor, Tensor]:
         spectrum = fourier.spectrum(dictionary)
-        ctx.save_for_backward(values, z, spectrum)
+        ctx.save_for_backward(values, z, index, spectrum)
         ctx.fourier, ctx.of = fourier, of
         ctx.set_materialize_grads(False)
         out = values.new_empty(dictionary.shape[1], fourier.height, fourier.width, values.shape[-1])
-        fourier.run(spectrum, blocks=_unpooled(z, values), to_maps=out)
+        fourier.run(spectrum, blocks=_unpooled(z, index, values), to_maps=out)
         return out, values.new_zeros(values.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        values, z, spectrum = ctx.saved_tensors
+        values, z, index, spectrum = ctx.saved_tensors
         fourier: Fourier = ctx.fourier
         grad = grads[0]
         if grad is None:  # only the curvature's was asked for
             grad = values.new_zeros(spectrum.shape[3], fourier.height, fourier.width, values.shape[-1])
-        grad_u, grad_spectrum = torch.empty_like(z), torch.empty_like(spectrum)
-        fourier.run(spectrum, grad, _unpooled(z, values), to_blocks=grad_u, to_spectrum=grad_spectrum)
-        grad_values = finish_gradients(grad_u, z, values, ctx.of, grads[1])
-        return grad_values, grad_u, fourier.filters(grad_spectrum), None, None
+        grad_u, grad_spectrum = values.new_empty(z.shape), torch.empty_like(spectrum)
+        fourier.run(spectrum, grad, _unpooled(z, index, values), to_blocks=grad_u, to_spectrum=grad_spectrum)
+        grad_values = finish_gradients(grad_u, z, index, values, ctx.of, grads[1])
+        return grad_values, grad_u, None, fourier.filters(grad_spectrum), None, None
 
 
-def _unpooled(z: Tensor, values: Tensor) -> Callable[[int, slice], Tensor]:
-    return lambda place, images: z[place, ..., images] * values[..., images]
+def _unpooled(z: Tensor, index: Tensor | None, values: Tensor) -> Callable[[int, slice], Tensor]:
+    if index is None:
+        return lambda place, images: z[place, ..., images] * values[..., images]
+    # in the memory order of `_rows_of_blocks`, which then copies nothing
+    places, moved = (tensor.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3) for tensor in (index, values))
+
+    def unpooled(place: int, images: slice) -> Tensor:
+        at = places[..., images]
+        return torch.eq(at, place, out=torch.empty_like(at)).mul_(moved[..., images])
+
+    return unpooled

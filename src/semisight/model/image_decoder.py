@@ -10,6 +10,7 @@ Given z the decoder is linear in s: the local gradient and both samplers rest on
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from semisight.model.architecture import Architecture
 from semisight.model.curvature import Energies, energies, worth
+from semisight.model.placing import Drawn
 from semisight.model.pooling import FAST, Operators, unpool_fixed
 
 
@@ -46,8 +48,8 @@ class ImageDecoder(nn.Module):
         self.image_bias = nn.Parameter(torch.zeros(*architecture.image_shape, 1))
         self.log_alpha0 = nn.Parameter(torch.zeros(()))
 
-    def forward(self, s: Tensor, z: tuple[Tensor, ...]) -> Decoded:
-        """`s` [K_L, h, w, B]; `z` one-hot [P, K_l, h, w, B] per pooled layer, or () for VAE-d's fixed places."""
+    def forward(self, s: Tensor, z: Sequence[Tensor | Drawn]) -> Decoded:
+        """`s` [K_L, h, w, B]; `z` per pooled layer as drawn or one-hot [P, K_l, h, w, B], or () for VAE-d's places."""
         layers = self.architecture.layers
         top = len(layers) - 1
         maps = self.operators.deconvolve(s[None], self.dictionaries[top], layers[top])

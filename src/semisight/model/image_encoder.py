@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Nonlinearity
-from semisight.model.placing import Chosen, PoolingWeights, pool_expected
+from semisight.model.placing import Chosen, Drawn, PoolingWeights, pool_expected
 from semisight.model.pooling import FAST, Operators, convolve_and_pool
 
 Pooling = Literal["sampled", "expected", "max"]
@@ -32,7 +32,7 @@ class Noise:
     """All random numbers of a draw from q(s, z | X): eps ~ N(0, 1) for s, one uniform number per block for z."""
 
     eps: Tensor  # [K_L, h, w, B]
-    uniform: tuple[Tensor, ...]  # per pooled layer [K_l, h, w, B]
+    uniform: tuple[Tensor, ...]  # per pooled layer [K_l, h, w, B]; () for VAE-d
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Posterior:
     def z(self) -> tuple[Tensor, ...]:
         """One-hot [P, K_l, h, w, B] per pooled layer."""
         return tuple(chosen.z for chosen in self.chosen)
+
+    @property
+    def drawn(self) -> tuple[Tensor | Drawn, ...]:
+        """z as it was drawn, for the decoder: the same, with less to read."""
+        return tuple(chosen.drawn for chosen in self.chosen)
 
     @property
     def code(self) -> Tensor:
@@ -83,15 +88,16 @@ def draw_noise(
     generator: torch.Generator,
     rows: slice | None = None,
     dtype: torch.dtype = torch.float32,
+    places: bool = True,
 ) -> Noise:
-    """Random numbers for `batch` images; with `rows`, those of a part of them.
+    """Random numbers for `batch` images; with `rows`, those of a part of them; without `places`, none for z (VAE-d).
 
     Several processes draw for the whole global batch and keep their rows: they then train what one process would.
     """
     rows = rows or slice(0, batch)
     eps = torch.randn(*architecture.code_shape, batch, generator=generator, dtype=dtype)[..., rows]
     uniform = []
-    for index in architecture.pooled_layers:
+    for index in architecture.pooled_layers if places else ():
         shape = (architecture.layers[index].maps, *architecture.shapes[index].pooled, batch)
         uniform.append(torch.rand(shape, generator=generator, dtype=dtype)[..., rows])
     return Noise(eps, tuple(uniform))

@@ -69,14 +69,15 @@ class ImageModel(nn.Module):
         return flat_code(mu), flat_code(log_sigma)
 
     def noise(self, batch: int, generator: torch.Generator) -> Noise:
-        noise = draw_noise(self.architecture, batch, generator, dtype=self.decoder.log_alpha0.dtype)
+        dtype, places = self.decoder.log_alpha0.dtype, self.pooling != "max"
+        noise = draw_noise(self.architecture, batch, generator, dtype=dtype, places=places)
         device = self.decoder.log_alpha0.device
         return Noise(noise.eps.to(device), tuple(u.to(device) for u in noise.uniform))
 
     def reconstruct(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The decoder's mean for the code's mean and a drawn z, [B, C, H, W]."""
         posterior = self.encode(images, generator)
-        return batch_first(self.decoder(posterior.mu, posterior.z).mean)
+        return batch_first(self.decoder(posterior.mu, posterior.drawn).mean)
 
     def generate(self, n: int, generator: torch.Generator) -> Tensor:
         """Mean images for s and z drawn from the prior, [n, C, H, W]."""

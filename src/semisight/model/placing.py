@@ -9,7 +9,7 @@ memory, not arithmetic. `choose_places` therefore works through the blocks in pi
 works out its own gradient from the same pieces; the naive version at the end says the same in plain operations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,17 +40,50 @@ class PoolingWeights:
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """z without its zeros, which would be P times as large and as slow to read.
+
+    The gradient with respect to z is that with respect to `token`, zeros that take no memory.
+    """
+
+    index: Tensor  # [K, h, w, B]: the number of the place, as a float
+    token: Tensor  # [P, K, h, w, B]
+
+
+@dataclass(frozen=True)
 class Chosen:
-    """For blocks [P, K, h, w, B]: z one-hot of that shape; pooled values, KL(q || uniform) - log P = sum_a q log q, and
+    """For blocks [P, K, h, w, B]: the drawn places; pooled values, KL(q || uniform) - log P = sum_a q log q, and
     log q(z) per block, [K, h, w, B] each.
 
     The gradient with respect to z is passed on to q (straight-through); whoever does not want that detaches z.
     """
 
-    z: Tensor
+    drawn: Tensor | Drawn  # z one-hot, or without its zeros
     pooled: Tensor
     negative_entropy: Tensor
     log_q_z: Tensor
+
+    @property
+    def places(self) -> int:
+        """P."""
+        return len(self.drawn.token if isinstance(self.drawn, Drawn) else self.drawn)
+
+    @property
+    def z(self) -> Tensor:
+        """One-hot, [P, K, h, w, B]; written out when asked for."""
+        return as_one_hot(self.drawn)
+
+
+def one_hot(index: Tensor, places: range, out: Tensor | None = None) -> Tensor:
+    """For some of the places, 1 where they are the index and 0 elsewhere, [places, ...]; of the index's type."""
+    numbers = torch.arange(places.start, places.stop, dtype=index.dtype, device=index.device)
+    out = index.new_empty(len(places), *index.shape) if out is None else out
+    return torch.eq(index, numbers.view(-1, *[1] * index.dim()), out=out)
+
+
+def as_one_hot(z: Tensor | Drawn) -> Tensor:
+    """z itself, [P, K, h, w, B]."""
+    return one_hot(z.index, range(len(z.token))) + z.token if isinstance(z, Drawn) else z
 
 
 def draw_places(q: Tensor, uniform: Tensor) -> Tensor:
@@ -66,27 +99,22 @@ def draw_places(q: Tensor, uniform: Tensor) -> Tensor:
     return z
 
 
-def _pieces(blocks: Tensor, scratch: int) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Pieces of blocks [P, n] and some tensors [P, piece] to work in: the same memory each time, so it stays cached."""
+def _piece_size(blocks: Tensor) -> int:
+    """Columns of blocks [P, n] to work on at once."""
     places, n = blocks.shape
-    size = min(n, max(1, _PIECE // places)) if blocks.device.type == "cpu" else n
-    memory = [blocks.new_empty(places, size) for _ in range(scratch)]
-    for start in range(0, n, size):
-        stop = min(start + size, n)
-        yield slice(start, stop), [tensor[:, : stop - start] for tensor in memory]
+    return max(1, min(n, _PIECE // places) if blocks.device.type == "cpu" else n)
 
 
-def _exponentials(eta: Tensor, bounded: bool, out: Tensor) -> Tensor:
-    """e_a = exp(eta_a), where eta is first brought below 0 unless it is bounded."""
-    return torch.exp(eta if bounded else eta.sub_(eta.amax(0)), out=out)
+def _pieces(blocks: Tensor, scratch: Sequence[Tensor], *others: Tensor) -> Iterator[list[Tensor]]:
+    """Pieces of blocks [P, n]; [rows, piece] to work in, the same memory each time, so it stays cached; and pieces of
+    others [..., n]."""
+    for tensors in zip(*(tensor.split(_piece_size(blocks), -1) for tensor in (blocks, *others)), strict=True):
+        n = tensors[0].shape[1]
+        yield [tensors[0], *(memory if n == memory.shape[1] else memory[:, :n] for memory in scratch), *tensors[1:]]
 
 
 class _ChoosePlaces(torch.autograd.Function):
-    """Keeps only blocks and z for the backward pass; hidden units and q are worked out again, piece by piece.
-
-    In a piece q_a is e_a / total. Constants in a, such as log total, cancel in the gradient of a softmax and are left
-    out there.
-    """
+    """Keeps only the blocks, and per block the drawn place and log sum_a exp(eta_a), for the backward pass."""
 
     @staticmethod
     def forward(
@@ -99,86 +127,105 @@ class _ChoosePlaces(torch.autograd.Function):
         uniform: Tensor,
         expected: bool,
         through: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        weights = PoolingWeights(inner, inner_bias, outer, outer_bias)
-        flat, u = blocks.view(blocks.shape[0], -1), uniform.reshape(-1)
-        z, pooled, negative_entropy = torch.empty_like(flat), torch.empty_like(u), torch.empty_like(u)
-        log_q_z = torch.zeros_like(u)
-        up_to, bounded = torch.ones_like(inner).tril_(), weights.bounded()
-        for n, (work, eta, e) in _pieces(flat, scratch=3):
-            piece, drawn = flat[:, n], z[:, n]
-            weights.logits(piece, work, eta)
-            _exponentials(eta, bounded, out=e)
+    ) -> tuple[Tensor, ...]:
+        places, flat = range(len(blocks)), blocks.view(len(blocks), -1)
+        bounded = PoolingWeights(inner, inner_bias, outer, outer_bias).bounded()
+        index, pooled, entropy, total, largest = (torch.empty_like(uniform) for _ in range(5))
+        log_q_z = torch.zeros_like(uniform)
+        with_bias, up_to = torch.cat([outer, outer_bias], 1), torch.ones_like(inner).tril_()
+        size = _piece_size(flat)
+        scratch = [flat.new_ones(len(flat) + 1, size)]  # hidden units, and a 1 for the bias
+        scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
+        per_block = (t.view(-1) for t in (uniform, index, pooled, entropy, log_q_z, total, largest))
+        for piece, units, work, eta, e, u, at, value, e_eta, log_q, sum_e, top in _pieces(flat, scratch, *per_block):
+            hidden = torch.addmm(inner_bias, inner, piece, out=units[:-1]).tanh_()
+            torch.mm(with_bias, units, out=eta)
+            if not bounded:
+                eta.sub_(torch.amax(eta, 0, out=top))
+            torch.exp(eta, out=e)
             reached = torch.mm(up_to, e, out=work)  # e_0 + ... + e_a
-            total = reached[-1].clone()
-            reached.gt_(u[n] * total)[-1] = 1.0  # so that rounding never loses a block
-            drawn[0] = reached[0]
-            torch.sub(reached[1:], reached[:-1], out=drawn[1:])
+            sum_e.copy_(reached[-1])
+            passed = reached[:-1].le_(u * sum_e)  # not the last place, so that rounding never loses a block
+            torch.sum(passed, 0, out=at)
             if expected:
-                torch.sum(torch.mul(e, piece, out=work), 0, out=pooled[n]).div_(total)
+                torch.sum(torch.mul(e, piece, out=hidden), 0, out=value)
             else:
-                torch.sum(torch.mul(drawn, piece, out=work), 0, out=pooled[n])
-            log_total = total.log()
+                torch.sum(torch.mul(one_hot(at, places), piece, out=hidden), 0, out=value)
             if not through:  # only the score function asks for it
-                torch.sum(torch.mul(drawn, eta, out=work), 0, out=log_q_z[n]).sub_(log_total)
-            torch.sum(e.mul_(eta), 0, out=negative_entropy[n]).div_(total).sub_(log_total)
-        ctx.save_for_backward(blocks, z, inner, inner_bias, outer, outer_bias)
+                torch.sum(torch.mul(one_hot(at, places), eta, out=hidden), 0, out=log_q)
+            torch.sum(e.mul_(eta), 0, out=e_eta)
+        log_total = total.log()
+        entropy.div_(total).sub_(log_total)
+        if expected:
+            pooled.div_(total)
+        if not through:
+            log_q_z.sub_(log_total)
+        if not bounded:
+            log_total += largest
+        ctx.save_for_backward(blocks, index, log_total, inner, inner_bias, outer, outer_bias)
         ctx.expected, ctx.through = expected, through
         ctx.set_materialize_grads(False)
-        shape = uniform.shape
-        return z.view(blocks.shape), pooled.view(shape), negative_entropy.view(shape), log_q_z.view(shape)
+        ctx.mark_non_differentiable(index)
+        return index, blocks.new_zeros(()).expand(blocks.shape), pooled, entropy, log_q_z
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        blocks, z, inner, inner_bias, outer, outer_bias = ctx.saved_tensors
-        weights = PoolingWeights(inner, inner_bias, outer, outer_bias)
-        flat, z = blocks.view(blocks.shape[0], -1), z.view(blocks.shape[0], -1)
-        bounded, zeros = weights.bounded(), flat.new_zeros(()).expand(flat.shape)
-        grad_z = zeros if grads[0] is None or not ctx.through else grads[0].reshape(flat.shape)
-        grad_pooled, grad_entropy, grad_log = (zeros[0] if g is None else g.reshape(-1) for g in grads[1:])
-        grad_value_of_q = grad_pooled if ctx.expected or ctx.through else zeros[0]
-        out = torch.empty_like(flat)
-        totals = [torch.zeros_like(w) for w in (inner, inner_bias, outer, outer_bias)]
-        for n, (hidden, eta, q, grad, work) in _pieces(flat, scratch=5):
-            piece, grad_piece = flat[:, n], out[:, n]
-            weights.logits(piece, hidden, eta)
-            _exponentials(eta, bounded, out=q)
-            q.div_(q.sum(0))
-            grad_q = torch.addcmul(grad_z[:, n], piece, grad_value_of_q[n], out=grad)
-            grad_q.addcmul_(eta, grad_entropy[n])
-            grad_eta = grad_q.sub_(torch.mul(q, grad_q, out=work).sum(0)).mul_(q)
-            if not ctx.through:
-                grad_eta.addcmul_(z[:, n] - q, grad_log[n])
-            totals[2].addmm_(grad_eta, hidden.T)
-            totals[3] += grad_eta.sum(1, keepdim=True)
-            grad_hidden = torch.mm(outer.T, grad_eta, out=work)
-            grad_hidden.addcmul_(grad_hidden, hidden.square_(), value=-1)
-            totals[0].addmm_(grad_hidden, piece.T)
-            totals[1] += grad_hidden.sum(1, keepdim=True)
-            torch.mul(q if ctx.expected else z[:, n], grad_pooled[n], out=grad_piece)
-            grad_piece.addmm_(inner.T, grad_hidden)
-        return out.view(blocks.shape), *totals, None, None, None
+        """Hidden units and log q = eta - log total are worked out again, log q by one product with rows for bias and
+        total. Constants in a cancel in the gradient of a softmax, so log q may stand for 1 + log q there."""
+        blocks, index, log_total, inner, inner_bias, outer, outer_bias = ctx.saved_tensors
+        flat, places, expected, through = blocks.view(len(blocks), -1), range(len(blocks)), ctx.expected, ctx.through
+        zeros = flat.new_zeros(()).expand(flat.shape)
+        grad_z = zeros if grads[1] is None or not through else grads[1].reshape(flat.shape)
+        of_each = (zeros[0] if grad is None else grad.reshape(-1) for grad in grads[2:])
+        out, to_inner, to_inner_bias = torch.empty_like(flat), torch.zeros_like(inner), torch.zeros_like(inner_bias)
+        extended = torch.cat([outer, outer_bias, torch.full_like(outer_bias, -1.0)], 1)
+        to_outer = torch.zeros_like(extended[:, :-1])
+        size = _piece_size(flat)
+        scratch = [flat.new_ones(len(flat) + 2, size)]  # hidden units, a 1, log total
+        scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
+        others = (out, grad_z, index.view(-1), log_total.view(-1), *of_each)
+        for piece, units, q, grad, work, to_piece, of_z, at, log_sum, of_value, of_entropy, of_log_q in _pieces(
+            flat, scratch, *others
+        ):
+            hidden = torch.addmm(inner_bias, inner, piece, out=units[:-2]).tanh_()
+            units[-1].copy_(log_sum)
+            log_q = torch.mm(extended, units, out=q)
+            torch.addcmul(of_z, log_q, of_entropy, out=grad)
+            if expected or through:
+                grad.addcmul_(piece, of_value)
+            log_q.exp_()  # in q
+            of_eta = torch.mul(q, grad, out=work)
+            of_eta.addcmul_(q, of_eta.sum(0), value=-1)
+            if not through:
+                of_eta.addcmul_(one_hot(at, places) - q, of_log_q)
+            to_outer.addmm_(of_eta, units[:-1].T)
+            of_hidden = torch.mm(outer.T, of_eta, out=grad)
+            of_hidden.addcmul_(of_hidden, hidden.square_(), value=-1)
+            to_inner.addmm_(of_hidden, piece.T)
+            to_inner_bias += of_hidden.sum(1, keepdim=True)
+            torch.mm(inner.T, of_hidden, out=to_piece).addcmul_(q if expected else one_hot(at, places), of_value)
+        return out.view(blocks.shape), to_inner, to_inner_bias, to_outer[:, :-1], to_outer[:, -1:], None, None, None
 
 
 def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool) -> Chosen:
     """Blocks [P, K, h, w, B] and one uniform number per block [K, h, w, B]; `through` lets z's gradient reach q."""
     w = weights
-    blocks = blocks.contiguous()
-    results = _ChoosePlaces.apply(
-        blocks, w.inner, w.inner_bias, w.outer, w.outer_bias, uniform.contiguous(), expected, through
+    index, token, *rest = _ChoosePlaces.apply(
+        blocks.contiguous(), w.inner, w.inner_bias, w.outer, w.outer_bias, uniform.contiguous(), expected, through
     )
-    return Chosen(*results)
+    return Chosen(Drawn(index, token if through else token.detach()), *rest)
 
 
 @torch.no_grad()
 def pool_expected(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     """sum_a q_a C~_a alone, [P, K, h, w, B] -> [K, h, w, B]: for prediction, without z and without a gradient."""
-    flat = blocks.reshape(blocks.shape[0], -1)
+    flat = blocks.reshape(len(blocks), -1)
     out, bounded = torch.empty_like(flat[0]), weights.bounded()
-    for n, (work, eta) in _pieces(flat, scratch=2):
-        weights.logits(flat[:, n], work, eta)
-        e = _exponentials(eta, bounded, out=eta)
-        torch.sum(torch.mul(e, flat[:, n], out=work), 0, out=out[n]).div_(e.sum(0))
+    scratch = [flat.new_empty(len(flat), _piece_size(flat)) for _ in range(2)]
+    for piece, work, eta, pooled in _pieces(flat, scratch, out):
+        weights.logits(piece, work, eta)
+        e = torch.exp(eta if bounded else eta.sub_(eta.amax(0)), out=eta)
+        torch.sum(torch.mul(e, piece, out=work), 0, out=pooled).div_(e.sum(0))
     return out.view(blocks.shape[1:])
 
 

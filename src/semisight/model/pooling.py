@@ -25,7 +25,15 @@ from semisight.model.architecture import Layer
 from semisight.model.curvature import Curvature, Energies, finish_gradients
 from semisight.model.fourier import Fourier, FourierConvolve, FourierUnpool, fourier_for
 from semisight.model.gathering import Geometry, Layout, layout_for
-from semisight.model.placing import Chosen, PoolingWeights, choose_places, naive_choose_places
+from semisight.model.placing import (
+    Chosen,
+    Drawn,
+    PoolingWeights,
+    as_one_hot,
+    choose_places,
+    naive_choose_places,
+    one_hot,
+)
 
 
 def shifted_copies(filters: Tensor, pool: int) -> Tensor:
@@ -61,6 +69,24 @@ def _row_chunks(rows: int, elements_per_row: int, limit: int | None = None, at_l
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
+Blocks = Callable[[slice, slice], Tensor]  # values at some places of some rows of blocks, [places, K, rows, w, B]
+
+
+def _blocks(u: Tensor) -> Blocks:
+    return lambda places, part: u[places, :, part]
+
+
+def _unpooled(values: Tensor, z: Tensor, index: Tensor | None) -> Blocks:
+    """z * values, where z may come as an index (placing.Drawn)."""
+
+    def unpooled(places: slice, part: slice) -> Tensor:
+        if index is None:
+            return z[places, :, part] * values[:, part]
+        return one_hot(index[:, part], range(places.start, places.stop)).mul_(values[:, part])
+
+    return unpooled
+
+
 def _correlate(maps: Tensor, matrices: Tensor, layout: Layout, bias: Tensor | None = None) -> Tensor:
     """[c, H, W, B] -> [P, K, h, w, B]."""
     g, (_, height, width, batch) = layout.geometry, maps.shape
@@ -78,18 +104,17 @@ def _correlate(maps: Tensor, matrices: Tensor, layout: Layout, bias: Tensor | No
     return out
 
 
-def _spread(u: Tensor, matrices: Tensor, layout: Layout, values: Tensor | None = None) -> Tensor:
-    """The adjoint, [P, K, h, w, B] -> [c, H, W, B]; with `values` [K, h, w, B] u is z and is multiplied by them."""
-    g, (_, _, h, w, batch) = layout.geometry, u.shape
-    out = u.new_zeros(layout.channels(matrices), *((n - 1) * g.pool + g.window for n in (h, w)), batch)
+def _spread(blocks: Blocks, shape: torch.Size, matrices: Tensor, layout: Layout) -> Tensor:
+    """The adjoint, [P, K, h, w, B] -> [c, H, W, B]; `shape` ends in h, w, B."""
+    g, (h, w, batch) = layout.geometry, shape[-3:]
+    out = matrices.new_zeros(layout.channels(matrices), *((n - 1) * g.pool + g.window for n in (h, w)), batch)
     for part in _row_chunks(h, layout.elements(out)):
         maps = out[:, g.pixels(part)]
         gathered = layout.empty(maps).zero_()
         for group in layout.groups(gathered):
-            unpooled = u[group.places, :, part] if values is None else u[group.places, :, part] * values[:, part]
-            unpooled = unpooled.reshape(matrices.shape[1], -1)
+            rows = blocks(group.places, part).reshape(matrices.shape[1], -1)
             for term, columns in group.terms:
-                columns.addmm_(matrices[term].T, unpooled)
+                columns.addmm_(matrices[term].T, rows)
         layout.scatter_add(gathered, maps)
     return out
 
@@ -118,7 +143,7 @@ class _Correlate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         maps, matrices = ctx.saved_tensors
         grad = grads[0].contiguous()
-        grad_maps = _spread(grad, matrices, ctx.layout) if ctx.needs_input_grad[0] else None
+        grad_maps = _spread(_blocks(grad), grad.shape, matrices, ctx.layout) if ctx.needs_input_grad[0] else None
         grad_matrices = _outer(grad, maps, matrices, ctx.layout) if ctx.needs_input_grad[1] else None
         grad_bias = grad.flatten(2).sum(2).sum(0).view(ctx.bias_shape) if ctx.needs_input_grad[2] else None
         return grad_maps, grad_matrices, grad_bias, None
@@ -129,7 +154,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, matrices: Tensor, layout: Layout) -> Tensor:
         ctx.save_for_backward(u, matrices)
         ctx.layout = layout
-        return _spread(u, matrices, layout)
+        return _spread(_blocks(u), u.shape, matrices, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -141,36 +166,46 @@ class _Spread(torch.autograd.Function):
 
 
 class _UnpoolSpread(torch.autograd.Function):
-    """`_Spread` of z * values, without ever keeping that product, as large as z; and a 0 per image (curvature.py)."""
+    """`_Spread` of z * values, without ever keeping that product, as large as z; and a 0 per image (curvature.py).
+
+    If z comes as an index, `z` is the token of it (placing.Drawn), and only its gradient matters.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, z: Tensor, matrices: Tensor, layout: Layout, of: Callable[[], Energies] | None
+        ctx: Any,
+        values: Tensor,
+        z: Tensor,
+        index: Tensor | None,
+        matrices: Tensor,
+        layout: Layout,
+        of: Callable[[], Energies] | None,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(values, z, matrices)
+        ctx.save_for_backward(values, z, index, matrices)
         ctx.layout, ctx.of = layout, of
         ctx.set_materialize_grads(False)
-        return _spread(z, matrices, layout, values), values.new_zeros(values.shape[-1])
+        maps = _spread(_unpooled(values, z, index), values.shape, matrices, layout)
+        return maps, values.new_zeros(values.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """All three gradients in one go over the blocks: what was just worked out is still in the cache."""
-        values, z, matrices = ctx.saved_tensors
+        values, z, index, matrices = ctx.saved_tensors
         layout: Layout = ctx.layout
-        rows, grad = matrices.shape[1], grads[0]
+        rows, grad, unpooled = matrices.shape[1], grads[0], _unpooled(values, z, index)
         if grad is None:  # only the curvature's was asked for
             size = ((n - 1) * layout.geometry.pool + layout.geometry.window for n in values.shape[1:3])
             grad = values.new_zeros(layout.channels(matrices), *size, values.shape[-1])
-        grad_u, grad_matrices = torch.empty_like(z), torch.zeros_like(matrices)
-        for part in _row_chunks(z.shape[2], layout.elements(grad)):
+        grad_u, grad_matrices = values.new_empty(z.shape), torch.zeros_like(matrices)
+        for part in _row_chunks(values.shape[1], layout.elements(grad)):
             for group in layout.groups(layout.gather(grad[:, layout.geometry.pixels(part)])):
-                unpooled = (z[group.places, :, part] * values[:, part]).reshape(rows, -1)
+                u = unpooled(group.places, part).reshape(rows, -1)
                 target = grad_u[group.places, :, part].view(rows, -1)
                 for term, columns in group.terms:
                     target.addmm_(matrices[term], columns, beta=min(term, 1))
-                    grad_matrices[term].addmm_(unpooled, columns.T)
-        grad_values = finish_gradients(grad_u, z, values, ctx.of, grads[1])
-        return grad_values, grad_u, grad_matrices, None, None
+                    grad_matrices[term].addmm_(u, columns.T)
+        grad_values = finish_gradients(grad_u, z, index, values, ctx.of, grads[1])
+        return grad_values, grad_u, None, grad_matrices, None, None
 
 
 def _layout(filters: Tensor, pool: int, offsets: range | None = None) -> Layout:
@@ -227,23 +262,26 @@ def deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
     return crop_same(out, layer)
 
 
-def unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
+def unpool_deconvolve(values: Tensor, z: Tensor | Drawn, dictionary: Tensor, layer: Layer) -> Tensor:
     """(2) and (3) at once: values [K, h, w, B] go to place z [P, K, h, w, B] of their blocks and are deconvolved."""
     return unpool_curved(values, z, dictionary, layer, None)[0]
 
 
 def unpool_curved(
-    values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
+    values: Tensor, z: Tensor | Drawn, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
 ) -> tuple[Tensor, Tensor]:
     """The same, and a 0 per image [B] whose gradient is that of the curvature; `of` is asked only for that gradient."""
-    values, z = values.to(dictionary.dtype), z.to(dictionary.dtype).contiguous()
+    values, index = values.to(dictionary.dtype), None
+    if isinstance(z, Drawn):
+        index, z = z.index.to(dictionary.dtype), z.token
+    z = z.to(dictionary.dtype)
     layout = _layout(dictionary, layer.pool)
     height, width = ((n - 1) * layer.pool + layer.window for n in values.shape[1:3])
     fourier = _fourier(dictionary, layer.pool, height, width, values)
     if fourier is not None:
-        maps, zero = FourierUnpool.apply(values, z, dictionary, fourier, of)
+        maps, zero = FourierUnpool.apply(values, z, index, dictionary, fourier, of)
     else:
-        maps, zero = _UnpoolSpread.apply(values, z, layout.matrices(dictionary), layout, of)
+        maps, zero = _UnpoolSpread.apply(values, z, index, layout.matrices(dictionary), layout, of)
     return crop_same(maps, layer), zero
 
 
@@ -298,13 +336,14 @@ def naive_deconvolve_blocks(u: Tensor, dictionary: Tensor, layer: Layer) -> Tens
     return crop_same(F.conv_transpose2d(maps, dictionary).permute(1, 2, 3, 0), layer)
 
 
-def naive_unpool_deconvolve(values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer) -> Tensor:
-    return naive_deconvolve_blocks(unpool_at(values, z), dictionary, layer)
+def naive_unpool_deconvolve(values: Tensor, z: Tensor | Drawn, dictionary: Tensor, layer: Layer) -> Tensor:
+    return naive_deconvolve_blocks(unpool_at(values, as_one_hot(z)), dictionary, layer)
 
 
 def naive_unpool_curved(
-    values: Tensor, z: Tensor, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
+    values: Tensor, z: Tensor | Drawn, dictionary: Tensor, layer: Layer, of: Callable[[], Energies] | None
 ) -> tuple[Tensor, Tensor]:
+    z = as_one_hot(z)
     maps = naive_unpool_deconvolve(values, z, dictionary, layer)
     return maps, z.new_zeros(z.shape[-1]) if of is None else Curvature.apply(z, values.detach(), of)
 
@@ -315,8 +354,10 @@ class Operators:
 
     convolve: Callable[[Tensor, Tensor, Layer, Tensor | None], Tensor]  # with the bias [K, 1, 1, 1] added
     deconvolve: Callable[[Tensor, Tensor, Layer], Tensor]
-    unpool: Callable[[Tensor, Tensor, Tensor, Layer], Tensor]
-    unpool_curved: Callable[[Tensor, Tensor, Tensor, Layer, Callable[[], Energies] | None], tuple[Tensor, Tensor]]
+    unpool: Callable[[Tensor, Tensor | Drawn, Tensor, Layer], Tensor]
+    unpool_curved: Callable[
+        [Tensor, Tensor | Drawn, Tensor, Layer, Callable[[], Energies] | None], tuple[Tensor, Tensor]
+    ]
     choose: Callable[[Tensor, PoolingWeights, Tensor, bool, bool], Chosen]
 
 
