@@ -154,10 +154,15 @@ def test_few_labels_of_a_class_stay_with_the_images_to_learn_from() -> None:
 def test_defaults_suit_the_number_of_captions() -> None:
     few = resolve({"source": "x", "captions": "c"}).for_captions(100, 900, 100)
     assert (few.captions.min_count, few.captions.hidden_size, few.train.batch_size) == (1, 256, 64)
-    assert few.model.nonlinearity == "relu"
+    assert few.model.nonlinearity == "norm-relu" and few.train.schedule == "cosine"
+    assert few.captions.pull and few.captions.start == "wide" and few.captions.xi_scale == 10.0
+    paper = resolve({"source": "x", "captions": "c", "paper": True}).for_captions(100, 900, 100)
+    assert not paper.captions.pull and paper.captions.start == "paper" and paper.captions.xi_scale == 1.0
+    second = resolve({"source": "x", "captions": "c", "images_from": "run"}).for_captions(100, 900, 100)
+    assert second.captions.two_step and not second.captions.pull and second.captions.start == "wide"
     many = resolve({"source": "x", "captions": "c", "min_count": 3}).for_captions(6000, 0, 30_000)
     assert (many.captions.min_count, many.captions.hidden_size) == (3, 512)
-    assert many.train.max_epochs is not None and many.train.max_epochs * (6000 // 64) >= 10_000
+    assert many.train.max_epochs is not None and many.train.max_epochs * (6000 // 64) >= 4000
     assert many.train.patience == 10 * many.train.validate_every == 10
     # an epoch as the plan counts it
     present = torch.arange(1000) < 100
@@ -253,7 +258,8 @@ def test_words_that_are_all_rare_are_told(photos: Path, run: Path, tmp_path: Pat
 
 def test_resumed_it_equals_an_uninterrupted_run(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "captions.csv").write_text(table(list(TEXTS)[:20]))
-    first = [photos, "--captions", tmp_path / "captions.csv", *QUICK]
+    # with a rate that falls, how long a run lasts is a part of what it is
+    first = [photos, "--captions", tmp_path / "captions.csv", "--schedule", "constant", *QUICK]
     ok("train", *first, "--out", tmp_path / "twice", "--epochs", "2")
     ok("train", "--out", tmp_path / "twice", "--resume", "--epochs", "4", "--no-report")
     ok("train", *first, "--out", tmp_path / "once", "--epochs", "4")
@@ -287,7 +293,7 @@ def test_labels_and_captions_on_one_code(tmp_path: Path) -> None:
 def test_two_steps_leave_the_image_model_as_it_is(tmp_path: Path) -> None:
     source = "builtin:scenes?n=40&size=12"
     ok("train", source, "--no-labels", "--out", tmp_path / "images", "--epochs", "1", "--threads", "1", "--no-report")
-    more = ("--batch-size", "16", "--hidden-size", "8", "--threads", "1", "--no-report")
+    more = ("--batch-size", "16", "--hidden-size", "8", "--threads", "1", "--no-report", "--schedule", "constant")
     ok("train", source, "--captions", "builtin", "--no-labels", "--two-step", tmp_path / "images", "--out",
        tmp_path / "captions", "--epochs", "1", *more)  # fmt: skip
     shutil.rmtree(tmp_path / "images" / "checkpoints")  # resuming does not need it any more

@@ -30,9 +30,9 @@ _PER_CLASS = 2
 _EPOCHS, _EPOCHS_ALONE = 180, 400  # 900 steps of 288 images, and 400 of 20
 _SCENES, _CAPTIONED, _STEPS = "builtin:scenes?n=5000&size=32", 1500, 1500
 _LAYERS = (
-    {"maps": 24, "kernel": 5, "pool": 4, "padding": "same"},
-    {"maps": 64, "kernel": 5, "pool": 2, "padding": "same"},
-    {"maps": 128, "kernel": 3},
+    {"maps": 16, "kernel": 5, "pool": 2, "padding": "same"},
+    {"maps": 32, "kernel": 3, "pool": 2, "padding": "same"},
+    {"maps": 64, "kernel": 5},
 )
 # At most, should the machine be busy; otherwise less. Digits, the same alone, scenes.
 _MINUTES = (1.2, 0.3, 1.4)
@@ -71,10 +71,8 @@ def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = 
 
 
 def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
-    """Small pictures, a small network, many steps of few images, and captions that weigh far more than by default.
-
-    It has to be quick: number and relation of the objects are learned in this time, most colours, and some shapes.
-    """
+    """Small pictures and a small network. It has to be quick: number and relation of the objects are learned in this
+    time, most colours, and many shapes."""
     settings: dict[str, Any] = {
         "source": _SCENES,
         "captions": "builtin",
@@ -85,10 +83,11 @@ def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
         "nonlinearity": "norm-relu",
         "hidden_size": 256,
         "embedding_size": 256,
-        "caption_xi_scale": 20.0,
-        "batch_size": 16,
-        "captioned_per_batch": 15,
-        "learning_rate": 2e-3,
+        "batch_size": 40,
+        "captioned_per_batch": 32,
+        "learning_rate": 3e-3,
+        "caption_confident": 0.0,  # pays only later
+        "caption_bound_images": 4,
         "schedule": "cosine",
         "max_steps": _STEPS,
         "max_epochs": None,

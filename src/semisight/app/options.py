@@ -113,8 +113,8 @@ CaptionFile = Annotated[
     _option(
         "--captions",
         help="Karpathy's or COCO's json, a Flickr token file, CSV (columns file,caption) or JSON lines; builtin: those "
-        "that the set carries. Images that it leaves out are uncaptioned. Other defaults then: relu, rate 0.0005, "
-        "averaged weights, as long as held-out captions become more probable.",
+        "that the set carries. Images that it leaves out are uncaptioned: they pull with words the model is sure of. "
+        "Other defaults then, unless --paper: normalised maps and ReLU, a rate of 0.001 that falls, averaged weights.",
         panel=_CAPTIONS,
     ),
 ]

@@ -40,17 +40,20 @@ STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is no
 
 # Where captions are learned. The labels' head and xi hold for labels beside captions.
 CAPTION_DEFAULTS: dict[str, Any] = {
-    "nonlinearity": "relu",
-    "learning_rate": 5e-4,
-    "schedule": "constant",  # with early stopping: how long captions take is not known beforehand
+    "nonlinearity": "norm-relu",
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
     "average_decay": 0.99,
     "batch_size": 64,
+    "caption_start": "wide",
+    "caption_pull": True,
+    "caption_xi_scale": 10.0,
     "head": "softmax",
     "xi": "pixels",
 }
 MANY_CAPTIONS = 5000  # with fewer, rare words are kept, and a smaller network is enough
 FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_size": 256}
-CAPTION_STEPS, CAPTION_STEPS_TO_VALIDATION, CAPTION_PATIENCE = 10_000, 100, 10
+CAPTION_STEPS, CAPTION_STEPS_TO_VALIDATION, CAPTION_PATIENCE = 4000, 100, 10
 
 # Names of CaptionSettings that are taken by LabelSettings, and how they are called beside these.
 _CAPTION_NAMES = {
@@ -71,6 +74,9 @@ PAPER: dict[str, Any] = {
     "xi": "paper",
     "pull": False,
     "labelled_per_batch": 32,
+    "caption_start": "paper",
+    "caption_pull": False,
+    "caption_xi_scale": 1.0,
 }
 
 
@@ -220,6 +226,8 @@ class Settings:
         n_captions   captions to learn from
         """
         flat = {**CAPTION_DEFAULTS, "two_step": self.data.images_from is not None}
+        if flat["two_step"]:  # no bound to balance against, and nothing that images could pull on
+            flat |= {"caption_pull": False, "caption_xi_scale": 1.0}
         if n_captions < MANY_CAPTIONS:
             flat |= FEW_CAPTIONS
         flat = {name: value for name, value in flat.items() if name not in self.chosen}
