@@ -9,15 +9,17 @@ For layer l with K maps, c maps below, P = p*p places, kernel k, and n = blocks 
     pooling MLP     8 of 2 P^2 K n      2 forward, 2 again in backward, 4 gradients; drawing z adds one of that size,
                                         and so does the curvature of `local`
 
-    memory          4 P K n             floats, at the worst moment, for the layer nearest the image: the blocks, z, and
-                                        the gradient of z in two parts that are about to be added; 3 P K n for the
-                                        pooled layers above it. The heap's holes, about a tenth, come on top
+    memory          3 P K n             floats, at the worst moment, for the layer nearest the image: the blocks, the
+                                        gradient of z and that of the blocks; 2 P K n for the pooled layers above it. z
+                                        itself is an index, one number per block. Over frequencies, the transforms of
+                                        filters and dictionary and a gradient of them. The heap's holes, about a tenth,
+                                        come on top
 """
 
 from dataclasses import dataclass
 
 from semisight.model.architecture import Architecture, Layer, LayerShape
-from semisight.model.fourier import fourier_for
+from semisight.model.fourier import Fourier, fourier_for
 from semisight.model.gathering import Geometry, Windows, layout_for
 
 FLOAT = 4  # bytes
@@ -30,12 +32,17 @@ class Flops:
     needed: float  # what the sums of (3) and (5) hold: less where zeros are multiplied, more over frequencies
 
 
+def _fourier(layer: Layer, shape: LayerShape, batch: int) -> Fourier | None:
+    """How the layer is worked out over frequencies, if it is."""
+    geometry = Geometry(layer.kernel, layer.pool, range(layer.pool))
+    padded = (shape.below[0] + layer.pad_total, shape.below[1] + layer.pad_total)
+    return fourier_for(geometry, layer.maps, shape.maps_below, padded, batch) if layer.pool > 1 else None
+
+
 def _product(layer: Layer, shape: LayerShape, batch: int) -> Flops:
     blocks = shape.pooled[0] * shape.pooled[1] * batch
     needed = 2.0 * layer.pool**2 * layer.maps * shape.maps_below * layer.kernel**2 * blocks
-    geometry = Geometry(layer.kernel, layer.pool, range(layer.pool))
-    padded = (shape.below[0] + layer.pad_total, shape.below[1] + layer.pad_total)
-    fourier = fourier_for(geometry, layer.maps, shape.maps_below, padded, batch) if layer.pool > 1 else None
+    geometry, fourier = Geometry(layer.kernel, layer.pool, range(layer.pool)), _fourier(layer, shape, batch)
     if fourier is not None:
         return Flops(2.0 * batch * fourier.multiplications(layer.maps, shape.maps_below, batch), needed)
     layout = layout_for(geometry, shape.maps_below)
@@ -79,9 +86,16 @@ def step_bytes(architecture: Architecture, batch: int) -> float:
         (_block_values(architecture.layers[i], architecture.shapes[i]), architecture.layers[i].pool ** 2)
         for i in architecture.pooled_layers
     ]
-    blocks = 3 * sum(values for values, _ in pooled) + (pooled[0][0] if pooled else 0)
-    per_block = 5 * sum(values / places for values, places in pooled)  # pooled and unpooled maps, padded, and gradients
+    blocks = 2 * sum(values for values, _ in pooled) + (pooled[0][0] if pooled else 0)
+    # drawn places, their random numbers and log total; pooled and unpooled maps, padded, and gradients
+    per_block = 7 * sum(values / places for values, places in pooled)
     # what is gathered, and the unpooled values beside it, a few rows of blocks at a time
     scratch = 4 * min(CHUNK, batch * pooled[0][0] / pooled[0][1] ** 0.5) if pooled else 0.0
     parameters = 5 * n_parameters(architecture)  # value, gradient, two averages, a copy in the order of the products
-    return FLOAT * (batch * (blocks + per_block + 6 * architecture.n_pixels) + scratch + parameters)
+    spectra = 0
+    for i in architecture.pooled_layers:
+        layer, shape = architecture.layers[i], architecture.shapes[i]
+        fourier = _fourier(layer, shape, batch)
+        if fourier is not None:  # of filters and dictionary, and a gradient; Gauss's three numbers per frequency
+            spectra += 3 * 3 * fourier.rows * fourier.width * layer.maps * shape.maps_below
+    return FLOAT * (batch * (blocks + per_block + 6 * architecture.n_pixels) + scratch + parameters + spectra)
