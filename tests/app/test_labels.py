@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from semisight.app.classifier import Fitted, fit_calibration, own_probabilities
+from semisight.app.classifier import Fitted, fit_calibration, fit_to_moves, own_probabilities
 from semisight.app.evaluating import evaluate, renumbered
 from semisight.app.runs import DataRecord, load_run
 from semisight.app.training import reload_sets
@@ -76,7 +77,8 @@ def test_few_labels_learn_to_tell_digits_apart(few: Path, photos: Path) -> None:
     classifier = run.labels()
     assert classifier.class_names == ("one", "two", "zero")
     assert (classifier.n_labelled, classifier.n_held_out, classifier.calibrated) == (15, 0, False)
-    assert "not calibrated" in classifier.believable()
+    assert "not calibrated" in classifier.believable() and "67 unlabelled images were moved" in classifier.believable()
+    assert classifier.fitted is not None and classifier.fitted.by == "moves"
     images = load(photos, class_per_folder=True).with_labels(
         torch.tensor([{"0": 2, "1": 0, "2": 1}[name[0]] for name in load(photos).names]), classifier.class_names
     )
@@ -295,6 +297,21 @@ def test_labels_are_matched_by_name() -> None:
 
 
 # --- probabilities
+
+
+def test_few_labels_are_as_sure_as_moved_images_are_steady(tmp_path: Path) -> None:
+    """Moved images that agree as often as a scale says give that scale back; what was fitted survives a file."""
+    generator = torch.Generator().manual_seed(0)
+    decision = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    taken_for = (3 * decision).softmax(1).multinomial(1, generator=generator).squeeze(1)
+    found = fit_to_moves(decision, torch.nn.functional.one_hot(taken_for, 3).double(), 7)
+    assert found.calibration.scale.tolist() == pytest.approx([3, 3, 3], rel=0.08)
+    found.write(tmp_path / "again.json")
+    again = Fitted.read(tmp_path / "again.json")
+    assert again is not None and (again.step, again.n, again.by) == (7, 4000, "moves") and math.isnan(again.error)
+    assert torch.equal(again.calibration.scale, found.calibration.scale)
+    told = json.loads((tmp_path / "again.json").read_text())
+    assert told["calibration_error"] is None
 
 
 def test_a_calibration_of_other_weights_is_not_used(many: Path, tmp_path: Path) -> None:

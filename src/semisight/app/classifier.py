@@ -1,14 +1,20 @@
 """Section 5.1 for people: labels of new images with probabilities, and how far to believe them.
 
 A run that held labels out has RUN/calibration.json: the map from decision values to probabilities, fitted on them.
-Without it the probabilities are the model's own, which are often too sure of themselves, and this is said.
+
+Where labels are too few for that, unlabelled images are moved a little (data/moving.py), and one temperature is fitted
+so that the probabilities say how often the answer stays the same. What is assumed: moves keep the label, and an answer
+that a move changes is wrong about as often as one of a new image. With two labels of each digit that is nearly as good
+as held-out labels (docs/experiments.md); it is not called calibrated, for nothing checks it. Without either the
+probabilities are the model's own, which may be far too sure or far too unsure, and this is said.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,18 +37,21 @@ class Fitted:
     """A calibration as RUN/calibration.json keeps it.
 
     step    of the weights it was fitted for; other weights need another
-    n       held-out labels it was fitted on
-    error   expected calibration error, each half of these labels measured with what the other half gave
+    n       held-out labels it was fitted on, or moved images
+    error   expected calibration error, each half of these labels measured with what the other half gave; nan if unknown
+    by      what it was fitted on
     """
 
     calibration: Calibration
     step: int
     n: int
     error: float
+    by: Literal["labels", "moves"] = "labels"
 
     def write(self, path: Path) -> None:
-        values = {"step": self.step, "n": self.n, "calibration_error": self.error, **self.calibration.to_dict()}
-        write_atomic(path, json.dumps(values, indent=2) + "\n")
+        error = None if math.isnan(self.error) else self.error
+        about = {"step": self.step, "n": self.n, "by": self.by, "calibration_error": error}
+        write_atomic(path, json.dumps({**about, **dict[str, Any](self.calibration.to_dict())}, indent=2) + "\n")
 
     @staticmethod
     def read(path: Path) -> "Fitted | None":
@@ -50,8 +59,14 @@ class Fitted:
             return None
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            error = float(values["calibration_error"])
-            return Fitted(Calibration.from_dict(values), int(values["step"]), int(values["n"]), error)
+            error = values["calibration_error"]
+            return Fitted(
+                Calibration.from_dict(values),
+                int(values["step"]),
+                int(values["n"]),
+                math.nan if error is None else float(error),
+                "moves" if values.get("by") == "moves" else "labels",
+            )
         except OSError as error:
             raise UserError(f"could not read {path}: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -94,7 +109,8 @@ class Classifier:
 
     @property
     def calibrated(self) -> bool:
-        return self.fitted is not None
+        """On labels that were held out."""
+        return self.fitted is not None and self.fitted.by == "labels"
 
     @property
     def calibration(self) -> Calibration:
@@ -111,6 +127,12 @@ class Classifier:
 
     def believable(self) -> str:
         """What to think of the probabilities, for people."""
+        if self.fitted is not None and self.fitted.by == "moves":
+            return (
+                "Probabilities are not calibrated on labels (there are too few to hold some out): they say how often "
+                f"the answer stayed the same when {self.fitted.n:,} unlabelled images were moved a little, which is "
+                "about right as long as such moves keep the label."
+            )
         if self.fitted is not None:
             return (
                 f"Probabilities are calibrated on {self.fitted.n:,} held-out labels; they are off by "
@@ -142,6 +164,12 @@ def fit_calibration(decision: Tensor, labels: Tensor, step: int, seed: int) -> F
     for here, there in (halves, halves[::-1]):
         measured[here] = fit(decision[there], labels[there]).probabilities(decision[here].double())
     return Fitted(fit(decision, labels), step, len(labels), expected_calibration_error(measured, labels))
+
+
+def fit_to_moves(still: Tensor, moved: Tensor, step: int) -> Fitted:
+    """From decision values [N, C] of unlabelled images, as they are and moved: what the moved one is taken for stands
+    in for the label."""
+    return Fitted(fit_temperature(still, moved.argmax(1)), step, len(still), math.nan, "moves")
 
 
 def labels_of(about: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -67,7 +67,7 @@ def learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
             data_file(folder)
         )
         run = load_run(path)
-        if sets.n_held_out:
+        if sets.has_labels:
             calibrate(run, sets)
         assert isinstance(recipe.objective, torch.nn.Module)
         load_weights(recipe.objective, run.checkpoint)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from semisight.app.captioning import seen_file, vocabulary_file, write_files
 from semisight.app.captioning_sets import BUILTIN, sets_of
-from semisight.app.classifier import fit_calibration
+from semisight.app.classifier import fit_calibration, fit_to_moves
 from semisight.app.describe import describe_architecture, describe_captions, describe_data, describe_labels
 from semisight.app.model_card import model_card_file, write_model_card
 from semisight.app.recipes import recipe_for, vocabulary_of, with_model_of
@@ -27,15 +28,23 @@ from semisight.app.runs import (
 )
 from semisight.app.sets import Progress, Sets
 from semisight.app.settings import DataSettings, Settings
+from semisight.data.image_set import random_order
+from semisight.data.moving import Moves
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.learning.config import TrainConfig
 from semisight.learning.devices import choose_device
 from semisight.learning.interrupts import Interrupted
+from semisight.learning.predict import predict_labels
 from semisight.learning.runs import RunFolder
+from semisight.learning.step import reseed
 from semisight.learning.trainer import Fitted, Trainer
 
 Say = Callable[[str], None]
+
+_ENOUGH_TO_MOVE, _MOST_MOVED = 50, 1000  # images
+_MOVED_AT_A_TIME = 250
+_MOVED = 15  # a stream of the seed of its own
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def train_run(
         _write_if_resumed(record, folder, resume)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
-        if sets.n_held_out and is_first_process():
+        if sets.has_labels and is_first_process():
             calibrate(load_run(path), sets)
         if is_first_process():
             write_model_card(load_run(path), sets)
@@ -174,12 +183,33 @@ def found_from_anywhere(data: DataSettings) -> DataSettings:
 
 
 def calibrate(run: Run, sets: Sets) -> None:
-    """Fits probabilities to the held-out labels and keeps them with the run."""
+    """Fits probabilities to held-out labels, or to moved images where there are none, and keeps them with the run."""
+    if not sets.n_held_out:
+        calibrate_by_moves(run, sets)
+        return
     assert sets.valid is not None and sets.valid.labels is not None
     held_out = sets.valid.subset(sets.valid.labels >= 0)
     assert held_out.labels is not None
     decisions = run.labels().decisions(held_out)
     fit_calibration(decisions, held_out.labels, run.step, run.config.seed).write(calibration_file(run.folder))
+
+
+@torch.no_grad()
+def calibrate_by_moves(run: Run, sets: Sets) -> None:
+    """With unlabelled images that were learned from; if they are too few, the probabilities stay the model's own."""
+    assert sets.train.labels is not None
+    without = (sets.train.labels < 0).nonzero().squeeze(1)
+    if len(without) < _ENOUGH_TO_MOVE:
+        return
+    chosen = without[random_order(len(without), run.config.seed, _MOVED)[:_MOST_MOVED].sort().values]
+    classifier, generator = run.labels(), reseed(torch.Generator(), run.config.seed, _MOVED, 0)
+    still: list[Tensor] = []
+    moved: list[Tensor] = []
+    for index in chosen.split(_MOVED_AT_A_TIME):
+        images = sets.train.batch(index).to(run.device)
+        for found, seen in ((still, images), (moved, Moves()(images, generator))):
+            found.append(predict_labels(run.model, classifier.head, seen).decision.cpu())
+    fit_to_moves(torch.cat(still), torch.cat(moved), run.step).write(calibration_file(run.folder))
 
 
 def _write_if_resumed(record: DataRecord, folder: RunFolder, resume: bool) -> None:

@@ -88,7 +88,9 @@ def reliability(m: Material) -> Section:
     assert of is not None
     same = " They were calibrated on these same images, so in truth it is a little worse: "
     fitted = seen.classifier.fitted
-    if fitted is not None and not seen.hidden:
+    if fitted is not None and fitted.by == "moves":
+        honest = " No label was held out to calibrate them: they say how often the answer stays when an image is moved."
+    elif fitted is not None and not seen.hidden:
         honest = f"{same}measured crosswise, {fitted.error:.1%}."
     else:
         honest = "" if fitted is not None else " They are the model's own: no label was held out to calibrate them."
