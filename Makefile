@@ -10,7 +10,7 @@ RUN_EXTRAS := train,track
 DEV_EXTRAS := train,track,metrics,onnx,serve,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -28,6 +28,10 @@ lint: $(VENV)/.installed-dev ## style, formatting and types
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks
+
+pictures: $(VENV)/.installed-dev ## make the README's pictures anew, from the demo
+	@$(BIN)/semisight demo --out semisight-demo
+	@$(BIN)/python docs/pictures/make.py semisight-demo
 
 clean: ## remove the virtual environment, caches and builds
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
