@@ -14,6 +14,7 @@ from PIL import Image
 from semisight.app.classifier import Fitted, fit_calibration, fit_to_moves, own_probabilities
 from semisight.app.evaluating import evaluate, renumbered
 from semisight.app.runs import DataRecord, load_run
+from semisight.app.settings import resolve
 from semisight.app.training import reload_sets
 from semisight.data import load
 from semisight.data.image_set import ImageSet
@@ -379,3 +380,14 @@ def test_labels_that_have_moved(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"labels\.csv"):
         reload_sets(load_run(run))
     assert reload_sets(load_run(run), labels=str(tmp_path / "moved.csv")).n_labelled == 12
+
+
+def test_settings_follow_the_number_of_labels() -> None:
+    few = resolve({"source": "x"}).for_labels(100, 49_900)
+    many = resolve({"source": "x"}).for_labels(4000, 36_000)
+    assert (few.labels.labelled_per_batch, few.train.batch_size) == (32, 288)
+    assert (many.labels.labelled_per_batch, many.train.batch_size) == (128, 384)
+    chosen = resolve({"source": "x", "batch_size": 100}).for_labels(4000, 36_000)
+    assert (chosen.labels.labelled_per_batch, chosen.train.batch_size) == (32, 100)
+    nearly_all = resolve({"source": "x"}).for_labels(9000, 1000)
+    assert nearly_all.train.batch_size == 128

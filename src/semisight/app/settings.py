@@ -16,7 +16,7 @@ from semisight.errors import UserError
 from semisight.learning.caption_training import CaptionSettings
 from semisight.learning.config import TrainConfig, read_settings
 from semisight.learning.gradients import ESTIMATORS, EstimatorName
-from semisight.learning.label_training import LabelSettings, XiRule
+from semisight.learning.label_training import LabelSettings, XiRule, labelled_beside
 from semisight.learning.objective import Precision
 from semisight.model.architecture import Architecture, Layer, Nonlinearity, check_keys, preset, suggest_architecture
 from semisight.model.image_encoder import POOLINGS, Pooling
@@ -34,7 +34,7 @@ LABEL_DEFAULTS: dict[str, Any] = {
     "head": "softmax",
     "xi": "tenfold",
 }
-LABELLED_PER_BATCH, UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 32, 256, 128
+UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
 STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
 
@@ -202,13 +202,15 @@ class Settings:
         """
         n = n_labelled + n_unlabelled
         flat = dict(LABEL_DEFAULTS)
-        if n_labelled / n < LABELLED_PER_BATCH / (LABELLED_PER_BATCH + UNLABELLED_PER_BATCH):
-            flat["batch_size"] = LABELLED_PER_BATCH + min(UNLABELLED_PER_BATCH, n_unlabelled)
-        else:
-            flat["batch_size"] = min(SUPERVISED_BATCH, n)
+        beside = min(UNLABELLED_PER_BATCH, n_unlabelled)
+        labelled = labelled_beside(n_labelled, n_unlabelled, beside)
+        few = n_labelled / n < labelled / (labelled + beside)
+        flat["batch_size"] = labelled + beside if few else min(SUPERVISED_BATCH, n)
         flat = {name: value for name, value in flat.items() if name not in self.chosen}
         size = flat.get("batch_size", self.train.batch_size)
-        labelled = flat["labelled_per_batch"] = min(self.labels.labelled_per_batch, max(1, size // 2))
+        if self.chosen & {"batch_size", "labelled_per_batch"} or not few:
+            labelled = min(self.labels.labelled_per_batch, max(1, size // 2))
+        flat["labelled_per_batch"] = labelled
         dealt = n_labelled / n < labelled / size  # as learning/label_training.py decides it
         if dealt:
             size = flat["batch_size"] = min(size, labelled + n_unlabelled)

@@ -43,6 +43,7 @@ from semisight.learning.label_training import (
     label_error,
     label_plan,
     label_validator,
+    labelled_beside,
     refresher,
 )
 from semisight.learning.objective import ImageObjective
@@ -74,13 +75,15 @@ class Setting:
     schedule: str = "constant"
     average: float | None = None
     alone: bool = False  # without the unlabelled images
+    beside: int | None = None  # unlabelled images of a batch; the labelled ones are then as many as suits their number
 
 
 PRINTED = Setting(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
 PULL = Setting(
     LabelSettings(head="softmax", xi="tenfold", agreement=0.0, latent=0.0),
     nonlinearity="norm-relu",
-    batch_size=288,
+    batch_size=288,  # of labelled-alone
+    beside=256,
     epochs=12,
     learning_rate=2e-3,
     schedule="cosine",
@@ -218,6 +221,11 @@ def train_labels(
     labels = of.train.labels
     assert labels is not None
     steps = setting.epochs * label_plan(labels, setting.labels, setting.batch_size).steps_per_epoch
+    if setting.beside is not None and not setting.alone and not smoke:
+        known = int((labels >= 0).sum())
+        labelled = labelled_beside(known, len(labels) - known, setting.beside)
+        settings = replace(setting.labels, labelled_per_batch=labelled)
+        setting = replace(setting, labels=settings, batch_size=labelled + setting.beside)
     if setting.alone:
         of = replace(of, train=of.train.subset((labels >= 0).nonzero().squeeze(1).tolist()))
         labels = of.train.labels

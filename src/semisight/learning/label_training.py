@@ -29,6 +29,7 @@ from semisight.model.labels import BayesianSVM, Softmax
 HeadName = Literal["svm", "softmax"]
 XiRule = Literal["paper", "pixels", "tenfold"]
 SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0}  # times N_X / rho; the paper's is N_X / (C rho)
+LEAST_LABELLED, PASSES = 32, 5  # of a batch; per epoch of the unlabelled images
 _HEAD, _REFRESH = 11, 12  # streams of the seed
 
 
@@ -96,6 +97,16 @@ def build_label_objective(
     weights = (settings.agreement, settings.latent, settings.confident)
     pull = Pull(*weights, bound_images=settings.bound_images) if settings.pull else None
     return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull)
+
+
+def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: int) -> int:
+    """How many labelled images a batch has beside the unlabelled ones: 32, and more where there are many labels.
+
+    While the unlabelled images pass once, the labelled ones are to pass PASSES times: with 4,000 labels of CIFAR-10 and
+    32 a batch they passed so rarely that the pull lost to training on the labels alone (docs/experiments.md).
+    """
+    steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
+    return max(LEAST_LABELLED, min(unlabelled_per_batch // 2, -(-PASSES * n_labelled // steps)))
 
 
 def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
