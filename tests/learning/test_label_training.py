@@ -111,4 +111,4 @@ def test_many_labels_have_a_larger_part_of_the_batch() -> None:
     assert labelled_beside(3000, 47_000, 256) == -(-5 * 3000 // 183) == 82
     assert labelled_beside(4000, 36_000, 256) == 128  # never more than half as many as the unlabelled ones
     assert labelled_beside(20, 1330, 256) == 32
-    assert labelled_beside(5, 3, 3) == 32
+    assert labelled_beside(10, 100, 100) == labelled_beside(5, 3, 3) == 32

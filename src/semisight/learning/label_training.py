@@ -106,7 +106,8 @@ def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: in
     32 a batch they passed so rarely that the pull lost to training on the labels alone (docs/experiments.md).
     """
     steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
-    return max(LEAST_LABELLED, min(unlabelled_per_batch // 2, -(-PASSES * n_labelled // steps)))
+    wanted = -(-PASSES * n_labelled // steps)
+    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch // 2))
 
 
 def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
