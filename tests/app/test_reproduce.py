@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from semisight.app.reproduce import EXPERIMENTS, Request, numbers
+from semisight.app.reproduce import EXPERIMENTS, Request, numbers, summary_text
 from semisight.errors import UserError
 from semisight.experiments import results
 from tests.app.commands import ok, refused
@@ -20,7 +20,20 @@ def test_a_row_is_measured_once(tmp_path: Path) -> None:
         ("tsvm", "8", 0),
     ]
     assert "Nothing to do" in ok(*command)
-    assert "1 row added" in ok(*command[:5], "--n", "5", "--splits", "0,1", "--out", tmp_path / "table2.csv")
+    again = ok(*command[:5], "--n", "5", "--splits", "0,1", "--out", tmp_path / "table2.csv")
+    assert "1 row added" in again and "+-" in again  # two splits have a spread
+
+
+def test_means_and_spreads_over_splits() -> None:
+    def row(seed: int, value: float, n: str = "10") -> results.Row:
+        return results.Row("table2", "pull", n, "error", seed, value, "1.49", 1.0, "abc", "a machine")
+
+    ten, sixty = results.summaries([row(0, 1.0), row(0, 5.0, "60"), row(2, 3.0)])
+    assert (ten.seeds, ten.mean, sixty.mean, sixty.spread) == ((0, 2), 2.0, 5.0, None)
+    assert ten.spread == pytest.approx(2**0.5)
+    lines = summary_text([ten, sixty]).splitlines()
+    assert "2 +- 1.4" in lines[1] and "0,2" in lines[1] and "1.49" in lines[1]
+    assert "+-" not in lines[2]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from semisight.errors import UserError
-from semisight.experiments.results import Row
+from semisight.experiments.results import Row, Summary
 
 SMOKE_DATA = "builtin:digits"
 
@@ -113,6 +113,15 @@ def reproduce(name: str, request: Request) -> list[Row]:
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UserError(f"no experiment named {name!r}{hint} There are: {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name](request)
+
+
+def summary_text(cells: Sequence[Summary]) -> str:
+    """A table for people."""
+    from semisight.app.predicting import columns
+
+    head = ("row", "N", "metric", "splits", "mean +- spread", "paper")
+    rows = [(cell.row, cell.N, cell.metric, ",".join(map(str, cell.seeds)), cell.words(), cell.paper) for cell in cells]
+    return "\n".join(columns([head, *rows]))
 
 
 def numbers(text: str, what: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,39 @@ def has(path: str | Path, table: str, row: str, N: str, metrics: Sequence[str], 
     """Whether all these metrics of a row are there already."""
     keys = {old.key for old in read(path)}
     return all((table, row, N, metric, seed) in keys for metric in metrics)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One cell of a table over its seeds: the mean, and the standard deviation between them where there are several."""
+
+    row: str
+    N: str
+    metric: str
+    seeds: tuple[int, ...]
+    mean: float
+    spread: float | None
+    paper: str
+
+    def words(self) -> str:
+        return f"{self.mean:.4g}" if self.spread is None else f"{self.mean:.4g} +- {self.spread:.2g}"
+
+
+def summaries(rows: Iterable[Row]) -> list[Summary]:
+    """In the order in which cells first come."""
+    cells: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row.row, row.N, row.metric), []).append(row)
+    return [
+        Summary(
+            *key,
+            tuple(row.seed for row in of),
+            statistics.mean(row.value for row in of),
+            statistics.stdev(row.value for row in of) if len(of) > 1 else None,
+            of[0].paper,
+        )
+        for key, of in cells.items()
+    ]
 
 
 def commit() -> str:

@@ -33,8 +33,9 @@ def reproduce(
 
         semisight reproduce table2 --data mnist/ --rows pull,local --n 10,60 --splits 0,1
     """
-    from semisight.app.reproduce import Request, numbers
+    from semisight.app.reproduce import Request, numbers, summary_text
     from semisight.app.reproduce import reproduce as measure
+    from semisight.experiments.results import read, summaries
 
     prepare_process()
     wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()
@@ -45,5 +46,8 @@ def reproduce(
         of = f"N={row.N} " if row.N else ""
         paper = f" (paper: {row.paper})" if row.paper else ""
         say(f"{row.table} {row.row} {of}{row.metric} seed {row.seed}: {row.value:.4g}{paper}")
-    say(f"{len(added)} row{'s' * (len(added) != 1)} added to {request.file(added[0].table)}." if added else
-        "Nothing to do: the results file holds all of these already.")  # fmt: skip
+    file = request.file(table.replace("-", "_"))
+    said = f"{len(added)} row{'s' * (len(added) != 1)} added to" if added else "Nothing to do: all of it is in"
+    say(f"{said} {file}")
+    if file.exists():
+        say("\n" + summary_text(summaries(read(file))))
