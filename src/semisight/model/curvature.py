@@ -97,8 +97,10 @@ def finish_gradients(
     """The gradient of the unpooled z * values becomes, in place, that of z; returns that of values.
 
     With `weight` [B], the gradient of the curvature, grad_z holds -1/2 E v^2 weight too; at the drawn place it is 0.
-    z may come as an index (placing.Drawn). Some maps at a time, in the same memory each time, so that it stays cached.
+    z may come as an index (placing.Drawn). Some maps at a time, in the same memory each time, so that it stays cached;
+    not where second derivatives are asked for, as then nothing may be written over.
     """
+    again = not torch.is_grad_enabled()
     grad_values = torch.empty_like(values)
     energies = None if of is None or weight is None else of()
     curved = None if weight is None else values * (-0.5 * weight)
@@ -109,11 +111,15 @@ def finish_gradients(
         grad, v = grad_u[:, maps], values[maps]
         size = grad.numel()
         work = work_memory[:size].view(grad.shape)
-        at = z[:, maps] if index is None else one_hot(index[maps], range(len(z)), at_memory[:size].view(grad.shape))
+        at_here = (at_memory[:size] if again else torch.empty_like(at_memory[:size])).view(grad.shape)
+        at = z[:, maps] if index is None else one_hot(index[maps], range(len(z)), at_here)
         if energies is not None and curved is not None:
-            moved = energies.moved(at, maps, work_memory[:size])
+            moved = energies.moved(at, maps, work_memory[:size] if again else None)
             grad.addcmul_(moved.transpose(0, 1), curved[maps])
-        torch.sum(torch.mul(grad, at, out=work), 0, out=grad_values[maps])
+        if again:
+            torch.sum(torch.mul(grad, at, out=work), 0, out=grad_values[maps])
+        else:
+            grad_values[maps] = (grad * at).sum(0)
         grad.mul_(v)
     return grad_values
 
