@@ -2,13 +2,19 @@
 
 import inspect
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 from fastapi.testclient import TestClient
 
 from semisight.app.commands.serve import serve
 from semisight.app.serve.limits import Limits
 from semisight.app.serve.pages import PAGES
+from tests.app.serve.conftest import png
+from tests.app.serve.server import served
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide" / "serving.md").read_text(encoding="utf-8")
 
@@ -34,3 +40,17 @@ def test_numbers_are_those_of_the_server() -> None:
     assert f"up to {limits.batch} images at a time" in GUIDE
     assert f"{limits.upload_bytes // 1_000_000} MB" in GUIDE
     assert f"{limits.pixels // 1_000_000} million pixels" in GUIDE
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_every_call_of_the_api_is_answered(own_digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(png(kind="JPEG"))
+    commands = re.findall(r"^    (curl http://127.0.0.1:8765.*)$", GUIDE, re.M)
+    with served(own_digits, tmp_path / "labels.csv") as server:
+        server.wait_until_read()
+        name = server.get("/api/suggestions?n=1")["images"][0]["file"]
+        for command in commands:
+            words = shlex.split(command.replace(":8765", f":{server.port}").replace("a.jpg", name))
+            done = subprocess.run([*words, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60)
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+    assert len(commands) == 4 and "cat" in (tmp_path / "labels.csv").read_text()
