@@ -150,4 +150,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if torch.distributed.is_initialized():  # its threads must not outlive the interpreter: that may end in an abort
+        torch.distributed.destroy_process_group()
+    sys.exit(code)
