@@ -58,6 +58,7 @@ Floats = npt.NDArray[np.float64]
 _ABOUT, _USUAL = "estimator.json", "usual.safetensors"
 
 
+# scikit-learn's conventions are inherited: cloning, parameters, scores and tags come from there.
 class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
     """Learns from images of which only some have a label or a caption.
 

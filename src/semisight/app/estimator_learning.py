@@ -18,7 +18,6 @@ from semisight.data.batches import Shuffled
 from semisight.learning.checkpoints import Checkpoint, load_weights, write_checkpoint
 from semisight.learning.runs import RunFolder
 from semisight.learning.step import Plan
-from semisight.learning.trainer import Trainer
 
 _STEPS_BETWEEN_CHECKPOINTS = 50
 IN_MEMORY = "arrays given in Python"
@@ -39,7 +38,6 @@ class Longer:
         return self.plan.indices(step, seed)
 
 
-# scikit-learn's conventions are inherited: cloning, parameters, scores and tags come from there.
 def learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
     """Trains in a temporary folder; gives the files of the run, without what only resuming needs."""
     architecture = settings.model.architecture(sets.train.shape)
@@ -51,18 +49,7 @@ def learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
             write_files(folder, vocabulary, sets.train.captions or ())
         plan = recipe.plan or Shuffled(len(sets.train), recipe.config.batch_size)
         times = max(1, _STEPS_BETWEEN_CHECKPOINTS // plan.steps_per_epoch)
-        trainer = Trainer(
-            recipe.objective,
-            sets.train,
-            path,
-            config=recipe.config,
-            valid=sets.valid,
-            plan=Longer(plan, times),
-            validate=recipe.validate,
-            on_epoch=recipe.on_epoch,
-            about=recipe.about,
-        )
-        trainer.fit(overwrite=True)
+        dataclasses.replace(recipe, plan=Longer(plan, times)).trainer(sets, folder.path).fit(overwrite=True)
         DataRecord.of(dataclasses.replace(settings.data, source=IN_MEMORY), sets.train, sets.valid).write(
             data_file(folder)
         )

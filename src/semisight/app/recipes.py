@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from semisight.learning.objective import ImageObjective
 from semisight.learning.runs import RunFolder
 from semisight.learning.state import TrainerState
 from semisight.learning.step import Objective, Plan
+from semisight.learning.trainer import Trainer
 from semisight.learning.validation import validate
 from semisight.model.architecture import Architecture
 
@@ -55,6 +57,20 @@ class Recipe:
     plan: Plan | None = None
     validate: Callable[[nn.Module], Mapping[str, float]] | None = None
     on_epoch: Callable[[TrainerState], None] | None = None
+
+    def trainer(self, sets: Sets, folder: Path) -> Trainer:
+        """That learns it from these images, in this folder."""
+        return Trainer(
+            self.objective,
+            sets.train,
+            folder,
+            config=self.config,
+            valid=sets.valid,
+            plan=self.plan,
+            validate=self.validate,
+            on_epoch=self.on_epoch,
+            about=self.about,
+        )
 
 
 def recipe_for(

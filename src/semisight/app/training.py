@@ -38,7 +38,7 @@ from semisight.learning.interrupts import Interrupted
 from semisight.learning.predict import predict_labels
 from semisight.learning.runs import RunFolder
 from semisight.learning.step import reseed
-from semisight.learning.trainer import Fitted, Trainer
+from semisight.learning.trainer import Fitted
 
 Say = Callable[[str], None]
 
@@ -102,17 +102,7 @@ def train_run(
     for line in describe_architecture(architecture) + advice(settings.train):
         say(line)
     recipe = recipe_for(settings, sets, architecture, vocabulary, folder if resume else None)
-    trainer = Trainer(
-        recipe.objective,
-        sets.train,
-        path,
-        config=recipe.config,
-        valid=sets.valid,
-        plan=recipe.plan,
-        validate=recipe.validate,
-        on_epoch=recipe.on_epoch,
-        about=recipe.about,
-    )
+    trainer = recipe.trainer(sets, folder.path)
     record = DataRecord.of(data, sets.train, sets.valid)
     if is_first_process() and not resume:
         if overwrite:  # they would show the former run

@@ -221,18 +221,17 @@ def train_labels(
     labels = of.train.labels
     assert labels is not None
     steps = setting.epochs * label_plan(labels, setting.labels, setting.batch_size).steps_per_epoch
-    if setting.beside is not None and not setting.alone and not smoke:
-        known = int((labels >= 0).sum())
-        labelled = labelled_beside(known, len(labels) - known, setting.beside)
-        settings = replace(setting.labels, labelled_per_batch=labelled)
-        setting = replace(setting, labels=settings, batch_size=labelled + setting.beside)
     if setting.alone:
         of = replace(of, train=of.train.subset((labels >= 0).nonzero().squeeze(1).tolist()))
         labels = of.train.labels
         assert labels is not None
-    settings = replace(
-        setting.labels, labelled_per_batch=min(setting.labels.labelled_per_batch, setting.batch_size - 1)
-    )
+    elif setting.beside is not None:
+        n_known, n_others = int((labels >= 0).sum()), int((labels < 0).sum())
+        beside = min(setting.beside, n_others)
+        labelled = labelled_beside(n_known, n_others, beside)
+        of_labels = replace(setting.labels, labelled_per_batch=labelled)
+        setting = replace(setting, labels=of_labels, batch_size=labelled + beside)
+    settings = setting.labels
     objective = build_label_objective(
         image_objective(setting, of.train, seed), labels, len(of.train.class_names), settings, setting.batch_size, seed
     )

@@ -106,10 +106,12 @@ class Setting:
 _OURS = CaptionSettings(
     hidden_size=256, embedding_size=256, start="wide", pull=True, xi_scale=10.0, captions_per_step=None
 )
-# People word one picture in many ways: no caption is ever sure, and looking for one would be in vain.
+# People word one picture in many ways, so few words are sure; to look for them would take half as long again.
 FLICKR = Setting(replace(_OURS, confident=0.0, captions_per_step=2), steps=2000, learning_rate=1e-3)
 SCENE = Setting(replace(_OURS, min_count=1), steps=4000)
-SMOKE = Setting(CaptionSettings(min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4), 2, batch_size=8)
+SMOKE = Setting(
+    replace(_OURS, min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4), steps=2, batch_size=8
+)
 
 
 @dataclass(frozen=True)

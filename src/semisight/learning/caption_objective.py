@@ -150,8 +150,7 @@ class CaptionObjective(nn.Module):
         side, prior, terms = self._side(batch, posterior.code, generator, rows)
         bound = bound.with_side(side)
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean() - prior
-        alpha0 = self.images.model.decoder.log_alpha0.detach().exp()
-        return Step(loss, bound.means() | {"alpha0": alpha0} | terms)
+        return Step(loss, self.images.terms(bound) | terms)
 
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: CaptionPull) -> Step:
         def moved(strength: float) -> Tensor:

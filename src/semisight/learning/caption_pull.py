@@ -7,16 +7,15 @@ As learning/confidence.py does it for labels. What is assumed: the moves keep wh
 (data/moving.py, CAPTION_MOVES). A picture of which the model knows colours but not shapes pulls with what is known.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from semisight.data.moving import CAPTION_MOVES, Moves
 from semisight.data.vocabulary import PADDING
+from semisight.learning.decoding import MAX_WORDS
 from semisight.model.captions import CaptionHead
-
-MAX_WORDS = 30
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class CaptionPull:
     far: float = 1.0  # strength of the move that it learns from
     bound_images: int | None = 16  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
     per_other: float = 1.0  # captioned images per image without a caption, so that both kinds weigh the same
-    moves: Moves = field(default_factory=lambda: CAPTION_MOVES)
+    moves: Moves = CAPTION_MOVES
 
 
 @torch.no_grad()

@@ -101,7 +101,7 @@ class LabelObjective(nn.Module):
         label = self.label_head.log_prob(labels, posterior.code)
         bound = bound.with_side(weight * label)
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean()
-        terms = bound.means() | self._alpha0() | {"label": _mean_of_labelled(label, labels)}
+        terms = self.images.terms(bound) | {"label": _mean_of_labelled(label, labels)}
         return Step(loss - self._prior(weight * _share(labels)), terms)
 
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
@@ -144,9 +144,6 @@ class LabelObjective(nn.Module):
         scores = self.label_head.log_prob_all(code)
         remember(self.seen, scores)
         return confident_targets(scores, self.seen, self.shares.to(self.seen), pull.threshold)
-
-    def _alpha0(self) -> dict[str, Tensor]:
-        return {"alpha0": self.images.model.decoder.log_alpha0.detach().exp()}
 
     def _prior(self, weight: float) -> Tensor:
         """One image's share of log p(beta), in the same units as the labels."""

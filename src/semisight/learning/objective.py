@@ -42,9 +42,11 @@ class ImageObjective(nn.Module):
 
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         bound, surrogate = self.bound(batch, generator, rows)
-        terms = bound.means()
-        terms["alpha0"] = self.model.decoder.log_alpha0.detach().exp()
-        return Step(-(bound.value + surrogate).mean(), terms)
+        return Step(-(bound.value + surrogate).mean(), self.terms(bound))
+
+    def terms(self, bound: Bound) -> dict[str, Tensor]:
+        """For the logs: every term of the bound, and alpha0."""
+        return bound.means() | {"alpha0": self.model.decoder.log_alpha0.detach().exp()}
 
     def bound(self, batch: Batch, generator: torch.Generator, rows: Rows) -> tuple[Bound, Tensor]:
         x, posterior, decoded = self.infer(batch.images, generator, rows)
@@ -82,8 +84,8 @@ class ImageObjective(nn.Module):
         bound = image_bound(x, posterior, decoded, self.model.decoder)
         share = max(kept, 0) * rows.total / (count * len(images))  # of this process, on average 1
         loss = -share * (bound.value + self.surrogate(x, posterior, decoded, bound)).mean()
-        terms = {name: share * term for name, term in bound.means().items()}
-        return loss, terms | {"alpha0": self.model.decoder.log_alpha0.detach().exp()}
+        terms = self.terms(bound)
+        return loss, terms | {name: share * terms[name] for name in bound.means()}
 
     def noise(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Noise:
         part, places = slice(rows.start, rows.stop), self.model.pooling != "max"
