@@ -39,7 +39,15 @@ def objective(settings: LabelSettings, labels: torch.Tensor = FEW, batch_size: i
 
 
 @pytest.mark.parametrize(
-    ("xi", "wanted"), [("paper", 64 / (3 * 0.25)), ("pixels", 64 / 0.25), ("tenfold", 640 / 0.25), (7.5, 7.5), (0, 0)]
+    ("xi", "wanted"),
+    [
+        ("paper", 64 / (3 * 0.25)),
+        ("pixels", 64 / 0.25),
+        ("tenfold", 640 / 0.25),
+        ("hundredfold", 6400 / 0.25),
+        (7.5, 7.5),
+        (0, 0),
+    ],
 )
 def test_xi_by_rule_or_by_number(xi: Any, wanted: float) -> None:
     settings = LabelSettings(xi=xi, labelled_per_batch=8, pull=False)

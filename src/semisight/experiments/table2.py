@@ -80,7 +80,7 @@ class Setting:
 
 PRINTED = Setting(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
 PULL = Setting(
-    LabelSettings(head="softmax", xi="tenfold", agreement=0.0, latent=0.0),
+    LabelSettings(head="softmax", xi="hundredfold", agreement=0.0, latent=0.0),
     nonlinearity="norm-relu",
     batch_size=288,  # of labelled-alone
     beside=256,

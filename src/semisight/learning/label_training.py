@@ -27,8 +27,9 @@ from semisight.learning.validation import validate
 from semisight.model.labels import BayesianSVM, Softmax
 
 HeadName = Literal["svm", "softmax"]
-XiRule = Literal["paper", "pixels", "tenfold"]
-SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0}  # times N_X / rho; the paper's is N_X / (C rho)
+XiRule = Literal["paper", "pixels", "tenfold", "hundredfold"]
+# Times N_X / rho; the paper's is N_X / (C rho).
+SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0, "hundredfold": 100.0}
 LEAST_LABELLED, PASSES = 32, 5  # of a batch; per epoch of the unlabelled images
 _HEAD, _REFRESH = 11, 12  # streams of the seed
 
