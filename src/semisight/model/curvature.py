@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisight.model import kernels
 from semisight.model.architecture import Layer
 from semisight.model.placing import one_hot
 
@@ -26,6 +27,11 @@ class Energies:
     of_kind: Tensor  # [kinds of rows, kinds of columns, K, P, P]
     rows: tuple[range, ...]
     columns: tuple[range, ...]
+
+    @staticmethod
+    def kinds(runs: tuple[range, ...]) -> Tensor:
+        """For each block along an axis the number of its kind."""
+        return torch.tensor([kind for kind, run in enumerate(runs) for _ in run], dtype=torch.int32)
 
     def moved(self, z: Tensor, maps: slice, out: Tensor | None = None) -> Tensor:
         """sum_c E[a, c] z_c for some maps: their z, one-hot [P, K', h, w, B], to [K', P, h, w, B]."""
@@ -103,6 +109,9 @@ def finish_gradients(
     again = not torch.is_grad_enabled()
     grad_values = torch.empty_like(values)
     energies = None if of is None or weight is None else of()
+    if again and index is not None and kernels.usable(grad_u):
+        _finish_in_c(grad_u, index, values, energies, weight, grad_values)
+        return grad_values
     curved = None if weight is None else values * (-0.5 * weight)
     step = min(len(values), max(1, _AT_ONCE // grad_u[:, 0].numel()))
     at_memory, work_memory = (values.new_empty(len(z) * values[:step].numel()) for _ in range(2))
@@ -122,6 +131,24 @@ def finish_gradients(
             grad_values[maps] = (grad * at).sum(0)
         grad.mul_(v)
     return grad_values
+
+
+def _finish_in_c(
+    grad_u: Tensor, index: Tensor, values: Tensor, energies: Energies | None, weight: Tensor | None, grad_values: Tensor
+) -> None:
+    """`finish_gradients` by kernels.c, which also says what it does."""
+    places, (maps, height, width, batch) = len(grad_u), values.shape
+    index, values = index.contiguous(), values.contiguous()
+    of_blocks: tuple[Tensor | int | None, ...] = (None, None, None, None, 0)
+    if energies is not None and weight is not None:
+        kinds = (energies.kinds(energies.rows), energies.kinds(energies.columns))
+        of_blocks = (energies.of_kind.contiguous(), weight.contiguous(), *kinds, len(energies.columns))
+
+    def work(start: int, stop: int) -> None:
+        sizes = (maps, height, width, batch, start, stop)
+        kernels.call("finish", places, *sizes, grad_u, index, values, *of_blocks, grad_values)
+
+    kernels.in_parts(maps * height, work, width * batch)
 
 
 class Curvature(torch.autograd.Function):

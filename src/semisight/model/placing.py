@@ -6,7 +6,8 @@
 
 Everything here touches each of the P values of each block a few dozen times, forward and backward, and is limited by
 memory, not arithmetic. `choose_places` therefore works through the blocks in pieces that stay in a core's cache, and
-works out its own gradient from the same pieces; the naive version at the end says the same in plain operations.
+works out its own gradient from the same pieces: in C where that can be had (kernels.py), else by torch. The naive
+version at the end says the same in plain operations.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from semisight.model import kernels
 
 # Values per piece and tensor: 0.26 MB, so that the handful in use fits a core's second cache.
 _PIECE = 65_536
@@ -33,6 +36,10 @@ class PoolingWeights:
         """Hidden units and eta for blocks [P, n], written to the tensors given for them."""
         hidden = torch.addmm(self.inner_bias, self.inner, blocks, out=hidden).tanh_()
         return hidden, torch.addmm(self.outer_bias, self.outer, hidden, out=eta)
+
+    def in_memory(self) -> tuple[Tensor, ...]:
+        """Inner, its bias, outer, its bias, as kernels.c reads them."""
+        return tuple(t.detach().contiguous() for t in (self.inner, self.inner_bias, self.outer, self.outer_bias))
 
     def bounded(self) -> bool:
         """Whether exp(eta) can neither overflow nor vanish, whatever the blocks: |eta| <= sum |W1| + |bias|."""
@@ -128,40 +135,9 @@ class _ChoosePlaces(torch.autograd.Function):
         expected: bool,
         through: bool,
     ) -> tuple[Tensor, ...]:
-        places, flat = range(len(blocks)), blocks.view(len(blocks), -1)
-        bounded = PoolingWeights(inner, inner_bias, outer, outer_bias).bounded()
-        index, pooled, entropy, total, largest = (torch.empty_like(uniform) for _ in range(5))
-        log_q_z = torch.zeros_like(uniform)
-        with_bias, up_to = torch.cat([outer, outer_bias], 1), torch.ones_like(inner).tril_()
-        size = _piece_size(flat)
-        scratch = [flat.new_ones(len(flat) + 1, size)]  # hidden units, and a 1 for the bias
-        scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
-        per_block = (t.view(-1) for t in (uniform, index, pooled, entropy, log_q_z, total, largest))
-        for piece, units, work, eta, e, u, at, value, e_eta, log_q, sum_e, top in _pieces(flat, scratch, *per_block):
-            hidden = torch.addmm(inner_bias, inner, piece, out=units[:-1]).tanh_()
-            torch.mm(with_bias, units, out=eta)
-            if not bounded:
-                eta.sub_(torch.amax(eta, 0, out=top))
-            torch.exp(eta, out=e)
-            reached = torch.mm(up_to, e, out=work)  # e_0 + ... + e_a
-            sum_e.copy_(reached[-1])
-            passed = reached[:-1].le_(u * sum_e)  # not the last place, so that rounding never loses a block
-            torch.sum(passed, 0, out=at)
-            if expected:
-                torch.sum(torch.mul(e, piece, out=hidden), 0, out=value)
-            else:
-                torch.sum(torch.mul(one_hot(at, places), piece, out=hidden), 0, out=value)
-            if not through:  # only the score function asks for it
-                torch.sum(torch.mul(one_hot(at, places), eta, out=hidden), 0, out=log_q)
-            torch.sum(e.mul_(eta), 0, out=e_eta)
-        log_total = total.log()
-        entropy.div_(total).sub_(log_total)
-        if expected:
-            pooled.div_(total)
-        if not through:
-            log_q_z.sub_(log_total)
-        if not bounded:
-            log_total += largest
+        weights = PoolingWeights(inner, inner_bias, outer, outer_bias)
+        choose = _choose_in_c if kernels.usable(blocks) else _choose
+        index, pooled, entropy, log_q_z, log_total = choose(blocks, weights, uniform, expected, through)
         ctx.save_for_backward(blocks, index, log_total, inner, inner_bias, outer, outer_bias)
         ctx.expected, ctx.through = expected, through
         ctx.set_materialize_grads(False)
@@ -170,41 +146,143 @@ class _ChoosePlaces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Hidden units and log q = eta - log total are worked out again, log q by one product with rows for bias and
-        total. Constants in a cancel in the gradient of a softmax, so log q may stand for 1 + log q there."""
-        blocks, index, log_total, inner, inner_bias, outer, outer_bias = ctx.saved_tensors
-        flat, places, expected, through = blocks.view(len(blocks), -1), range(len(blocks)), ctx.expected, ctx.through
-        zeros = flat.new_zeros(()).expand(flat.shape)
-        grad_z = zeros if grads[1] is None or not through else grads[1].reshape(flat.shape)
-        of_each = (zeros[0] if grad is None else grad.reshape(-1) for grad in grads[2:])
-        out, to_inner, to_inner_bias = torch.empty_like(flat), torch.zeros_like(inner), torch.zeros_like(inner_bias)
-        extended = torch.cat([outer, outer_bias, torch.full_like(outer_bias, -1.0)], 1)
-        to_outer = torch.zeros_like(extended[:, :-1])
-        size = _piece_size(flat)
-        scratch = [flat.new_ones(len(flat) + 2, size)]  # hidden units, a 1, log total
-        scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
-        others = (out, grad_z, index.view(-1), log_total.view(-1), *of_each)
-        for piece, units, q, grad, work, to_piece, of_z, at, log_sum, of_value, of_entropy, of_log_q in _pieces(
-            flat, scratch, *others
-        ):
-            hidden = torch.addmm(inner_bias, inner, piece, out=units[:-2]).tanh_()
-            units[-1].copy_(log_sum)
-            log_q = torch.mm(extended, units, out=q)
-            torch.addcmul(of_z, log_q, of_entropy, out=grad)
-            if expected or through:
-                grad.addcmul_(piece, of_value)
-            log_q.exp_()  # in q
-            of_eta = torch.mul(q, grad, out=work)
-            of_eta.addcmul_(q, of_eta.sum(0), value=-1)
-            if not through:
-                of_eta.addcmul_(one_hot(at, places) - q, of_log_q)
-            to_outer.addmm_(of_eta, units[:-1].T)
-            of_hidden = torch.mm(outer.T, of_eta, out=grad)
-            of_hidden.addcmul_(of_hidden, hidden.square_(), value=-1)
-            to_inner.addmm_(of_hidden, piece.T)
-            to_inner_bias += of_hidden.sum(1, keepdim=True)
-            torch.mm(inner.T, of_hidden, out=to_piece).addcmul_(q if expected else one_hot(at, places), of_value)
-        return out.view(blocks.shape), to_inner, to_inner_bias, to_outer[:, :-1], to_outer[:, -1:], None, None, None
+        blocks, index, log_total, *weights = ctx.saved_tensors
+        back = _choose_back_in_c if kernels.usable(blocks) else _choose_back
+        of_z = grads[1] if ctx.through else None
+        saved = (blocks, index, log_total, PoolingWeights(*weights))
+        return *back(*saved, (of_z, *grads[2:]), ctx.expected, ctx.through), None, None, None
+
+
+def _choose(
+    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
+) -> tuple[Tensor, ...]:
+    """Index, pooled value, sum_a q log q, log q(z) (0 if `through`) and log sum_a exp(eta_a), [K, h, w, B] each."""
+    inner, inner_bias, outer, outer_bias = weights.inner, weights.inner_bias, weights.outer, weights.outer_bias
+    places, flat = range(len(blocks)), blocks.view(len(blocks), -1)
+    bounded = weights.bounded()
+    index, pooled, entropy, total, largest = (torch.empty_like(uniform) for _ in range(5))
+    log_q_z = torch.zeros_like(uniform)
+    with_bias, up_to = torch.cat([outer, outer_bias], 1), torch.ones_like(inner).tril_()
+    size = _piece_size(flat)
+    scratch = [flat.new_ones(len(flat) + 1, size)]  # hidden units, and a 1 for the bias
+    scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
+    per_block = (t.view(-1) for t in (uniform, index, pooled, entropy, log_q_z, total, largest))
+    for piece, units, work, eta, e, u, at, value, e_eta, log_q, sum_e, top in _pieces(flat, scratch, *per_block):
+        hidden = torch.addmm(inner_bias, inner, piece, out=units[:-1]).tanh_()
+        torch.mm(with_bias, units, out=eta)
+        if not bounded:
+            eta.sub_(torch.amax(eta, 0, out=top))
+        torch.exp(eta, out=e)
+        reached = torch.mm(up_to, e, out=work)  # e_0 + ... + e_a
+        sum_e.copy_(reached[-1])
+        passed = reached[:-1].le_(u * sum_e)  # not the last place, so that rounding never loses a block
+        torch.sum(passed, 0, out=at)
+        if expected:
+            torch.sum(torch.mul(e, piece, out=hidden), 0, out=value)
+        else:
+            torch.sum(torch.mul(one_hot(at, places), piece, out=hidden), 0, out=value)
+        if not through:  # only the score function asks for it
+            torch.sum(torch.mul(one_hot(at, places), eta, out=hidden), 0, out=log_q)
+        torch.sum(e.mul_(eta), 0, out=e_eta)
+    log_total = total.log()
+    entropy.div_(total).sub_(log_total)
+    if expected:
+        pooled.div_(total)
+    if not through:
+        log_q_z.sub_(log_total)
+    if not bounded:
+        log_total += largest
+    return index, pooled, entropy, log_q_z, log_total
+
+
+def _choose_back(
+    blocks: Tensor,
+    index: Tensor,
+    log_total: Tensor,
+    weights: PoolingWeights,
+    grads: Sequence[Tensor | None],
+    expected: bool,
+    through: bool,
+) -> tuple[Tensor, ...]:
+    """From the gradients of z, the pooled value, sum_a q log q and log q(z), those of the blocks and the weights.
+
+    Hidden units and log q = eta - log total are worked out again, log q by one product with rows for bias and total.
+    Constants in a cancel in the gradient of a softmax, so log q may stand for 1 + log q there.
+    """
+    inner, inner_bias, outer, outer_bias = weights.inner, weights.inner_bias, weights.outer, weights.outer_bias
+    flat, places = blocks.view(len(blocks), -1), range(len(blocks))
+    zeros = flat.new_zeros(()).expand(flat.shape)
+    grad_z = zeros if grads[0] is None else grads[0].reshape(flat.shape)
+    of_each = (zeros[0] if grad is None else grad.reshape(-1) for grad in grads[1:])
+    out, to_inner, to_inner_bias = torch.empty_like(flat), torch.zeros_like(inner), torch.zeros_like(inner_bias)
+    extended = torch.cat([outer, outer_bias, torch.full_like(outer_bias, -1.0)], 1)
+    to_outer = torch.zeros_like(extended[:, :-1])
+    size = _piece_size(flat)
+    scratch = [flat.new_ones(len(flat) + 2, size)]  # hidden units, a 1, log total
+    scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
+    others = (out, grad_z, index.view(-1), log_total.view(-1), *of_each)
+    for piece, units, q, grad, work, to_piece, of_z, at, log_sum, of_value, of_entropy, of_log_q in _pieces(
+        flat, scratch, *others
+    ):
+        hidden = torch.addmm(inner_bias, inner, piece, out=units[:-2]).tanh_()
+        units[-1].copy_(log_sum)
+        log_q = torch.mm(extended, units, out=q)
+        torch.addcmul(of_z, log_q, of_entropy, out=grad)
+        if expected or through:
+            grad.addcmul_(piece, of_value)
+        log_q.exp_()  # in q
+        of_eta = torch.mul(q, grad, out=work)
+        of_eta.addcmul_(q, of_eta.sum(0), value=-1)
+        if not through:
+            of_eta.addcmul_(one_hot(at, places) - q, of_log_q)
+        to_outer.addmm_(of_eta, units[:-1].T)
+        of_hidden = torch.mm(outer.T, of_eta, out=grad)
+        of_hidden.addcmul_(of_hidden, hidden.square_(), value=-1)
+        to_inner.addmm_(of_hidden, piece.T)
+        to_inner_bias += of_hidden.sum(1, keepdim=True)
+        torch.mm(inner.T, of_hidden, out=to_piece).addcmul_(q if expected else one_hot(at, places), of_value)
+    return out.view(blocks.shape), to_inner, to_inner_bias, to_outer[:, :-1], to_outer[:, -1:]
+
+
+def _choose_in_c(
+    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
+) -> tuple[Tensor, ...]:
+    """`_choose` by kernels.c."""
+    places, count, of_mlp = len(blocks), uniform.numel(), weights.in_memory()
+    index, pooled, entropy, log_total = (torch.empty_like(uniform) for _ in range(4))
+    log_q_z = torch.zeros_like(uniform) if through else torch.empty_like(uniform)
+    results = (index, pooled, entropy, log_total, None if through else log_q_z)
+
+    def work(start: int, stop: int) -> None:
+        kernels.call("choose", places, count, start, stop, blocks, *of_mlp, uniform, expected, *results)
+
+    kernels.in_parts(count, work)
+    return index, pooled, entropy, log_q_z, log_total
+
+
+def _choose_back_in_c(
+    blocks: Tensor,
+    index: Tensor,
+    log_total: Tensor,
+    weights: PoolingWeights,
+    grads: Sequence[Tensor | None],
+    expected: bool,
+    through: bool,
+) -> tuple[Tensor, ...]:
+    """`_choose_back` by kernels.c."""
+    places, count, of_mlp = len(blocks), index.numel(), weights.in_memory()
+    given = tuple(None if grad is None else grad.contiguous() for grad in grads)
+    out = torch.empty_like(blocks)
+    sums: list[tuple[Tensor, ...]] = []
+
+    def work(start: int, stop: int) -> None:
+        to = tuple(torch.empty(weight.shape, dtype=torch.float64) for weight in of_mlp)
+        saved = (blocks, *of_mlp, index, log_total)
+        kernels.call("choose_back", places, count, start, stop, *saved, *given, expected, through, out, *to)
+        sums.append(to)
+
+    kernels.in_parts(count, work)
+    return out, *(torch.stack(parts).sum(0).to(out.dtype) for parts in zip(*sums, strict=True))
 
 
 def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool) -> Chosen:
@@ -221,6 +299,12 @@ def pool_expected(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     """sum_a q_a C~_a alone, [P, K, h, w, B] -> [K, h, w, B]: for prediction, without z and without a gradient."""
     flat = blocks.reshape(len(blocks), -1)
     out, bounded = torch.empty_like(flat[0]), weights.bounded()
+    if kernels.usable(blocks):
+        of_mlp, count = weights.in_memory(), flat.shape[1]
+        kernels.in_parts(
+            count, lambda start, stop: kernels.call("pool", len(flat), count, start, stop, flat, *of_mlp, out)
+        )
+        return out.view(blocks.shape[1:])
     scratch = [flat.new_empty(len(flat), _piece_size(flat)) for _ in range(2)]
     for piece, work, eta, pooled in _pieces(flat, scratch, out):
         weights.logits(piece, work, eta)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semisight.model import kernels
 from semisight.model.architecture import Layer
 from semisight.model.curvature import Curvature, Energies, finish_gradients
 from semisight.model.fourier import Fourier, FourierConvolve, FourierUnpool, fourier_for
@@ -82,7 +83,12 @@ def _unpooled(values: Tensor, z: Tensor, index: Tensor | None) -> Blocks:
     def unpooled(places: slice, part: slice) -> Tensor:
         if index is None:
             return z[places, :, part] * values[:, part]
-        return one_hot(index[:, part], range(places.start, places.stop)).mul_(values[:, part])
+        here, v = index[:, part], values[:, part]
+        if values.is_contiguous() and index.is_contiguous() and kernels.usable(values[None]):
+            count, out = places.stop - places.start, values.new_empty(places.stop - places.start, *v.shape)
+            kernels.call("place", count, places.start, len(v), v[0].numel(), v.stride(0), here, v, out)
+            return out
+        return one_hot(here, range(places.start, places.stop)).mul_(v)
 
     return unpooled
 

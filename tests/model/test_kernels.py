@@ -1,0 +1,162 @@
+"""kernels.c against the same in torch and against the naive twin; and what happens where it cannot be had."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from semisight.model import curvature, kernels, pooling
+from semisight.model.architecture import Layer
+from semisight.model.placing import Chosen, PoolingWeights, choose_places, naive_choose_places, pool_expected
+
+needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C compiler here, or SEMISIGHT_KERNELS=off")
+
+
+def weights(places: int, scale: float = 1.0) -> PoolingWeights:
+    shapes = ((places, places), (places, 1), (places, places), (places, 1))
+    return PoolingWeights(*(scale * torch.randn(shape) for shape in shapes))
+
+
+def leaves(w: PoolingWeights) -> list[Tensor]:
+    return [t.requires_grad_() for t in (w.inner, w.inner_bias, w.outer, w.outer_bias)]
+
+
+def outputs(chosen: Chosen) -> list[Tensor]:
+    return [chosen.z, chosen.pooled, chosen.negative_entropy, chosen.log_q_z]
+
+
+@needs_compiler
+@pytest.mark.parametrize("blocks_per_map", [1, 127, 128, 300])  # a tile has 128: whole ones and what is left
+@pytest.mark.parametrize("places", [1, 4, 9, 16, 25])
+@pytest.mark.parametrize(("expected", "through"), [(True, True), (False, True), (True, False), (False, False)])
+def test_choosing_equals_the_naive_twin(blocks_per_map: int, places: int, expected: bool, through: bool) -> None:
+    torch.manual_seed(places)
+    blocks = torch.randn(places, 2, blocks_per_map, 1, 1).requires_grad_()
+    uniform, w = torch.rand(2, blocks_per_map, 1, 1), weights(places)
+    inputs = [blocks, *leaves(w)]
+    assert kernels.usable(blocks)
+    fast = outputs(choose_places(blocks, w, uniform, expected, through))
+    naive = outputs(naive_choose_places(blocks, w, uniform, expected, through))
+    if through:  # the fast path does not work out log q(z), which nobody then asks for
+        fast, naive = fast[:3], naive[:3]
+    given = [torch.randn_like(out) for out in fast]
+    for a, b in zip(fast, naive, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    losses = [
+        torch.stack([(g * o).sum() for g, o in zip(given, outs, strict=True) if o.requires_grad]).sum()
+        for outs in (fast, naive)
+    ]
+    for a, b in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5 * float(1 + b.abs().max()))
+    torch.testing.assert_close(
+        pool_expected(blocks.detach(), w), naive_choose_places(blocks, w, uniform, True, True).pooled
+    )
+
+
+@needs_compiler
+def test_large_logits_neither_overflow_nor_lose_a_block() -> None:
+    torch.manual_seed(0)
+    blocks, uniform = 30 * torch.randn(9, 1, 500, 1, 1), torch.rand(1, 500, 1, 1)
+    uniform[:, :2] = torch.tensor([0.0, 1 - 2**-24]).view(1, 2, 1, 1)
+    w = weights(9, scale=200.0)
+    fast, naive = (outputs(f(blocks, w, uniform, True, False)) for f in (choose_places, naive_choose_places))
+    assert all(bool(torch.isfinite(out).all()) for out in fast)
+    torch.testing.assert_close(fast[1], naive[1], rtol=1e-4, atol=1e-3)
+    assert bool((fast[0].sum(0) == 1).all())
+
+
+@needs_compiler
+def test_threads_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_SMALLEST_PART", 100)
+    torch.manual_seed(1)
+    blocks, uniform, w = torch.randn(4, 3, 50, 7, 1).requires_grad_(), torch.rand(3, 50, 7, 1), weights(4)
+    inputs, before = [blocks, *leaves(w)], torch.get_num_threads()
+    answers = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            out = outputs(choose_places(blocks, w, uniform, True, True))
+            answers.append([*out, *torch.autograd.grad(out[1].sum() + out[2].sum(), inputs)])
+    finally:
+        torch.set_num_threads(before)
+    for one, three in zip(*answers, strict=True):
+        torch.testing.assert_close(one, three)
+
+
+@needs_compiler
+@pytest.mark.parametrize("layer", [Layer(3, 5, 2, "same"), Layer(3, 3, 3)])
+@pytest.mark.parametrize("curved", [True, False])
+def test_gradients_of_unpooling_equal_torchs(layer: Layer, curved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """'same' layers have several kinds of blocks: at the edge a part of the dictionary is cropped."""
+    torch.manual_seed(2)
+    below = (12, 8) if layer.padding == "same" else (14, 8)
+    dictionary = torch.randn(layer.maps, 2, layer.kernel, layer.kernel)
+    h, w = (layer.convolved(n) // layer.pool for n in below)
+    values = torch.randn(layer.maps, h, w, 5)
+    index = torch.randint(layer.pool**2, values.shape).float()
+    z = torch.zeros(()).expand(layer.pool**2, *values.shape)
+    energies = curvature.energies(dictionary, torch.rand(2), layer, below)
+    given = torch.randn(z.shape)
+    answers = []
+    for off in (False, True):
+        if off:
+            monkeypatch.setattr(kernels, "library", lambda: None)
+        of, weight = (lambda: energies, torch.linspace(0.5, 2, 5)) if curved else (None, None)
+        grad_z = given.clone()
+        with torch.no_grad():
+            answers.append([curvature.finish_gradients(grad_z, z, index, values, of, weight), grad_z])
+            unpooled = pooling._unpooled(values, z, index)(slice(1, layer.pool**2), slice(1, h))
+            answers[-1].append(unpooled)
+    for mine, torchs in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=1e-5, atol=1e-5)
+
+
+def test_other_types_and_larger_pools_are_left_to_torch() -> None:
+    assert not kernels.usable(torch.zeros(4, 1, dtype=torch.float64))
+    assert not kernels.usable(torch.zeros(36, 1))
+
+
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "a compiler that fails"])
+def test_without_kernels_torch_does_the_same(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if why == "switched off":
+        monkeypatch.setenv(kernels.SWITCH, "off")
+    else:
+        monkeypatch.setenv(kernels.SWITCH, "on")
+        monkeypatch.setenv("PATH", str(tmp_path))
+    if why == "a compiler that fails":
+        (tmp_path / "cc").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "cc").chmod(0o755)
+        monkeypatch.setenv("CC", "cc")
+    kernels.library.cache_clear()
+    try:
+        assert kernels.library() is None
+        torch.manual_seed(3)
+        blocks, uniform, w = torch.randn(4, 2, 9, 1, 1), torch.rand(2, 9, 1, 1), weights(4)
+        for a, b in zip(
+            outputs(choose_places(blocks, w, uniform, True, False)),
+            outputs(naive_choose_places(blocks, w, uniform, True, False)),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    finally:
+        kernels.library.cache_clear()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_what_is_half_written_is_never_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.library.cache_clear()
+    try:
+        assert kernels.library() is not None
+        (made,) = (tmp_path / "semisight").iterdir()
+        written = made.stat().st_mtime_ns
+        kernels.library.cache_clear()
+        assert kernels.library() is not None
+        assert [file.stat().st_mtime_ns for file in (tmp_path / "semisight").iterdir()] == [written]
+    finally:
+        kernels.library.cache_clear()
