@@ -154,7 +154,7 @@ OURS = Learned(
     learning_rate=2e-3,
     schedule="cosine",
     average=0.999,
-    epochs={"mnist": 20, "cifar-10": 8, "smoke": 1},
+    epochs={"mnist": 20, "cifar-10": 5, "smoke": 1},
     xi={"cifar-10": "hundredfold"},  # there the bound holds the labels back (docs/experiments.md)
 )
 LEARNED = {
@@ -166,7 +166,7 @@ LEARNED = {
 }
 GIBBS = {
     "mnist": Sampled(images=2500, burn_in=25),
-    "cifar-10": Sampled(images=500, burn_in=20, n_samples=10, options=RARELY_ABOVE, test_images=200, test_burn_in=20),
+    "cifar-10": Sampled(images=400, burn_in=20, n_samples=10, options=RARELY_ABOVE, test_images=200, test_burn_in=20),
     "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, test_burn_in=2),
 }
 EM = {
