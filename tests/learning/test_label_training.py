@@ -115,8 +115,8 @@ def test_probable_labels_come_anew_every_so_many_epochs() -> None:
 
 def test_many_labels_have_a_larger_part_of_the_batch() -> None:
     """MNIST with 10, 100 and 300 labels per class, CIFAR-10 with 400, and a set of which a batch is all there is."""
-    assert labelled_beside(100, 49_900, 256) == labelled_beside(1000, 49_000, 256) == 32
-    assert labelled_beside(3000, 47_000, 256) == -(-5 * 3000 // 183) == 82
-    assert labelled_beside(4000, 36_000, 256) == 128  # never more than half as many as the unlabelled ones
+    assert labelled_beside(100, 49_900, 256) == labelled_beside(600, 49_400, 256) == 32
+    assert labelled_beside(3000, 47_000, 256) == -(-10 * 3000 // 183) == 164
+    assert labelled_beside(4000, 36_000, 256) == 256  # never more than there are unlabelled ones
     assert labelled_beside(20, 1330, 256) == 32
     assert labelled_beside(10, 100, 100) == labelled_beside(5, 3, 3) == 32

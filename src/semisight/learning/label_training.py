@@ -30,7 +30,7 @@ HeadName = Literal["svm", "softmax"]
 XiRule = Literal["paper", "pixels", "tenfold", "hundredfold"]
 # Times N_X / rho; the paper's is N_X / (C rho).
 SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0, "hundredfold": 100.0}
-LEAST_LABELLED, PASSES = 32, 5  # of a batch; per epoch of the unlabelled images
+LEAST_LABELLED, PASSES = 32, 10  # of a batch; per epoch of the unlabelled images
 _HEAD, _REFRESH = 11, 12  # streams of the seed
 
 
@@ -108,7 +108,7 @@ def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: in
     """
     steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
     wanted = -(-PASSES * n_labelled // steps)
-    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch // 2))
+    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch))
 
 
 def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
