@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from semisight.experiments.results import commit
+from semisight.model import kernels
 
 
 @dataclass(frozen=True)
@@ -70,4 +71,5 @@ def machine() -> str:
     if info.is_file():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         model = names[0] if names else model
-    return f"{model}, {os.cpu_count()} cores, torch {torch.__version__}"
+    compiled = "compiled kernels" if kernels.library() is not None else "no compiled kernels"
+    return f"{model}, {os.cpu_count()} cores, torch {torch.__version__}, {compiled}"
