@@ -160,3 +160,15 @@ def test_it_is_compiled_once_and_what_is_half_written_is_never_seen(
         assert [file.stat().st_mtime_ns for file in (tmp_path / "semisight").iterdir()] == [written]
     finally:
         kernels.library.cache_clear()
+
+
+@needs_compiler
+def test_code_in_a_folder_of_someone_else_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    kernels.library.cache_clear()
+    try:
+        assert kernels.library() is None
+        assert not list((tmp_path / "semisight").iterdir())
+    finally:
+        kernels.library.cache_clear()

@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home folder
         return None
 
 
@@ -53,9 +53,11 @@ def _compiled(compiler: str) -> Path:
     known_by = (_SOURCE.read_text(encoding="utf-8"), compiler, *_FLAGS, _processor(), str(os.path.getmtime(compiler)))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semisight"
     target = folder / f"kernels-{hashlib.sha256(chr(0).join(known_by).encode()).hexdigest()[:16]}.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.name == "posix" and folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to someone else: code from there is not run")
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as beside:  # other processes see the whole file or none
         part = Path(beside) / target.name
         for native in _NATIVE:
