@@ -386,7 +386,7 @@ def test_settings_follow_the_number_of_labels() -> None:
     few = resolve({"source": "x"}).for_labels(100, 49_900)
     many = resolve({"source": "x"}).for_labels(4000, 36_000)
     assert (few.labels.labelled_per_batch, few.train.batch_size) == (32, 288)
-    assert (many.labels.labelled_per_batch, many.train.batch_size) == (128, 384)
+    assert (many.labels.labelled_per_batch, many.train.batch_size) == (256, 512)
     chosen = resolve({"source": "x", "batch_size": 100}).for_labels(4000, 36_000)
     assert (chosen.labels.labelled_per_batch, chosen.train.batch_size) == (32, 100)
     nearly_all = resolve({"source": "x"}).for_labels(9000, 1000)

@@ -19,6 +19,7 @@ from semisight.learning.config import TrainConfig
 from semisight.learning.interrupts import Interrupted
 from semisight.learning.logs import read_log
 from semisight.learning.runs import RunFolder
+from semisight.learning.trainer import Trainer
 from tests.app.commands import TINY, ok, refused, semisight
 
 
@@ -234,7 +235,7 @@ def test_a_signal_gives_the_exit_code_that_a_shell_expects(
     def fit(*arguments: object, **options: object) -> None:
         raise Interrupted("stopped after step 7, saved.", number)
 
-    monkeypatch.setattr(training.Trainer, "fit", fit)
+    monkeypatch.setattr(Trainer, "fit", fit)
     result = semisight("train", "--out", own_run, "--resume")
     assert result.code == code
     assert "stopped after step 7" in result.err
