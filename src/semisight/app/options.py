@@ -81,7 +81,7 @@ Xi = Annotated[
     str | None,
     _option(
         help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), pixels (C times that) or "
-        "tenfold (ten times that again).",
+        "tenfold and hundredfold (ten and a hundred times that again).",
         panel=_LABELS,
         default="tenfold",
     ),
