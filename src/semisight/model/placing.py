@@ -37,9 +37,12 @@ class PoolingWeights:
         hidden = torch.addmm(self.inner_bias, self.inner, blocks, out=hidden).tanh_()
         return hidden, torch.addmm(self.outer_bias, self.outer, hidden, out=eta)
 
+    def of_mlp(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.inner, self.inner_bias, self.outer, self.outer_bias
+
     def in_memory(self) -> tuple[Tensor, ...]:
-        """Inner, its bias, outer, its bias, as kernels.c reads them."""
-        return tuple(t.detach().contiguous() for t in (self.inner, self.inner_bias, self.outer, self.outer_bias))
+        """As kernels.c reads them."""
+        return tuple(tensor.detach().contiguous() for tensor in self.of_mlp())
 
     def bounded(self) -> bool:
         """Whether exp(eta) can neither overflow nor vanish, whatever the blocks: |eta| <= sum |W1| + |bias|."""
@@ -120,6 +123,18 @@ def _pieces(blocks: Tensor, scratch: Sequence[Tensor], *others: Tensor) -> Itera
         yield [tensors[0], *(memory if n == memory.shape[1] else memory[:, :n] for memory in scratch), *tensors[1:]]
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What the gradient of choosing is worked out from."""
+
+    blocks: Tensor
+    index: Tensor
+    log_total: Tensor  # log sum_a exp(eta_a)
+    weights: PoolingWeights
+    expected: bool
+    through: bool
+
+
 class _ChoosePlaces(torch.autograd.Function):
     """Keeps only the blocks, and per block the drawn place and log sum_a exp(eta_a), for the backward pass."""
 
@@ -149,15 +164,15 @@ class _ChoosePlaces(torch.autograd.Function):
         blocks, index, log_total, *weights = ctx.saved_tensors
         back = _choose_back_in_c if kernels.usable(blocks) else _choose_back
         of_z = grads[1] if ctx.through else None
-        saved = (blocks, index, log_total, PoolingWeights(*weights))
-        return *back(*saved, (of_z, *grads[2:]), ctx.expected, ctx.through), None, None, None
+        kept = _Kept(blocks, index, log_total, PoolingWeights(*weights), ctx.expected, ctx.through)
+        return *back(kept, (of_z, *grads[2:])), None, None, None
 
 
 def _choose(
     blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
 ) -> tuple[Tensor, ...]:
     """Index, pooled value, sum_a q log q, log q(z) (0 if `through`) and log sum_a exp(eta_a), [K, h, w, B] each."""
-    inner, inner_bias, outer, outer_bias = weights.inner, weights.inner_bias, weights.outer, weights.outer_bias
+    inner, inner_bias, outer, outer_bias = weights.of_mlp()
     places, flat = range(len(blocks)), blocks.view(len(blocks), -1)
     bounded = weights.bounded()
     index, pooled, entropy, total, largest = (torch.empty_like(uniform) for _ in range(5))
@@ -195,21 +210,14 @@ def _choose(
     return index, pooled, entropy, log_q_z, log_total
 
 
-def _choose_back(
-    blocks: Tensor,
-    index: Tensor,
-    log_total: Tensor,
-    weights: PoolingWeights,
-    grads: Sequence[Tensor | None],
-    expected: bool,
-    through: bool,
-) -> tuple[Tensor, ...]:
+def _choose_back(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """From the gradients of z, the pooled value, sum_a q log q and log q(z), those of the blocks and the weights.
 
     Hidden units and log q = eta - log total are worked out again, log q by one product with rows for bias and total.
     Constants in a cancel in the gradient of a softmax, so log q may stand for 1 + log q there.
     """
-    inner, inner_bias, outer, outer_bias = weights.inner, weights.inner_bias, weights.outer, weights.outer_bias
+    inner, inner_bias, outer, outer_bias = kept.weights.of_mlp()
+    blocks, expected, through = kept.blocks, kept.expected, kept.through
     flat, places = blocks.view(len(blocks), -1), range(len(blocks))
     zeros = flat.new_zeros(()).expand(flat.shape)
     grad_z = zeros if grads[0] is None else grads[0].reshape(flat.shape)
@@ -220,7 +228,7 @@ def _choose_back(
     size = _piece_size(flat)
     scratch = [flat.new_ones(len(flat) + 2, size)]  # hidden units, a 1, log total
     scratch += [flat.new_empty(len(flat), size) for _ in range(3)]
-    others = (out, grad_z, index.view(-1), log_total.view(-1), *of_each)
+    others = (out, grad_z, kept.index.view(-1), kept.log_total.view(-1), *of_each)
     for piece, units, q, grad, work, to_piece, of_z, at, log_sum, of_value, of_entropy, of_log_q in _pieces(
         flat, scratch, *others
     ):
@@ -260,29 +268,22 @@ def _choose_in_c(
     return index, pooled, entropy, log_q_z, log_total
 
 
-def _choose_back_in_c(
-    blocks: Tensor,
-    index: Tensor,
-    log_total: Tensor,
-    weights: PoolingWeights,
-    grads: Sequence[Tensor | None],
-    expected: bool,
-    through: bool,
-) -> tuple[Tensor, ...]:
+def _choose_back_in_c(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
     """`_choose_back` by kernels.c."""
-    places, count, of_mlp = len(blocks), index.numel(), weights.in_memory()
+    places, count, of_mlp = len(kept.blocks), kept.index.numel(), kept.weights.in_memory()
     given = tuple(None if grad is None else grad.contiguous() for grad in grads)
-    out = torch.empty_like(blocks)
-    sums: list[tuple[Tensor, ...]] = []
+    out = torch.empty_like(kept.blocks)
+    sums: dict[int, tuple[Tensor, ...]] = {}  # by where a part starts: threads end in any order, sums must not
 
     def work(start: int, stop: int) -> None:
         to = tuple(torch.empty(weight.shape, dtype=torch.float64) for weight in of_mlp)
-        saved = (blocks, *of_mlp, index, log_total)
-        kernels.call("choose_back", places, count, start, stop, *saved, *given, expected, through, out, *to)
-        sums.append(to)
+        saved = (kept.blocks, *of_mlp, kept.index, kept.log_total)
+        kernels.call("choose_back", places, count, start, stop, *saved, *given, kept.expected, kept.through, out, *to)
+        sums[start] = to
 
     kernels.in_parts(count, work)
-    return out, *(torch.stack(parts).sum(0).to(out.dtype) for parts in zip(*sums, strict=True))
+    in_order = [to for _, to in sorted(sums.items())]
+    return out, *(torch.stack(parts).sum(0).to(out.dtype) for parts in zip(*in_order, strict=True))
 
 
 def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool) -> Chosen:
@@ -298,13 +299,14 @@ def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expe
 def pool_expected(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     """sum_a q_a C~_a alone, [P, K, h, w, B] -> [K, h, w, B]: for prediction, without z and without a gradient."""
     flat = blocks.reshape(len(blocks), -1)
-    out, bounded = torch.empty_like(flat[0]), weights.bounded()
+    out = torch.empty_like(flat[0])
     if kernels.usable(blocks):
         of_mlp, count = weights.in_memory(), flat.shape[1]
         kernels.in_parts(
             count, lambda start, stop: kernels.call("pool", len(flat), count, start, stop, flat, *of_mlp, out)
         )
         return out.view(blocks.shape[1:])
+    bounded = weights.bounded()
     scratch = [flat.new_empty(len(flat), _piece_size(flat)) for _ in range(2)]
     for piece, work, eta, pooled in _pieces(flat, scratch, out):
         weights.logits(piece, work, eta)
