@@ -67,6 +67,21 @@ def test_large_logits_neither_overflow_nor_lose_a_block() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("where", ["blocks", "weights"])
+def test_what_is_not_a_number_stays_visible(where: str) -> None:
+    torch.manual_seed(4)
+    blocks, uniform, w = torch.randn(4, 1, 200, 1, 1), torch.rand(1, 200, 1, 1), weights(4)
+    if where == "blocks":
+        blocks[2, 0, 150] = torch.nan
+    else:
+        w.outer[1, 2] = torch.nan
+    seen = slice(150, 151) if where == "blocks" else slice(None)
+    chosen = choose_places(blocks, w, uniform, True, True)
+    for out in (pool_expected(blocks, w), chosen.pooled, chosen.negative_entropy):
+        assert bool(out[0, seen].isnan().all())
+
+
+@needs_compiler
 def test_threads_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_SMALLEST_PART", 100)
     torch.manual_seed(1)

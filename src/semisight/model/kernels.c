@@ -21,9 +21,10 @@ typedef V Tile[CHUNKS];
 
 INLINE V only(M mask, V x) { return (V)(mask & (M)x); } /* zero elsewhere */
 
+/* x where it is not a number, so that nothing which went wrong looks right. */
 INLINE V larger(V x, V y) {
-    M mask = x > y;
-    return (V)((mask & (M)x) | (~mask & (M)y));
+    M mask = y > x;
+    return (V)((mask & (M)y) | (~mask & (M)x));
 }
 
 /* exp(x) for x <= 0 to a few units in the last place: 2^n times a polynomial of the rest (Cephes). */
