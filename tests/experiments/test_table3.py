@@ -12,6 +12,7 @@ from semisight.app.reproduce import Request, reproduce
 from semisight.data.scenes import read_scenes
 from semisight.errors import UserError
 from semisight.experiments import results, table3
+from semisight.learning.trainer import Fitted
 
 
 @pytest.fixture
@@ -61,6 +62,29 @@ def test_flickr8k_s_layout_its_splits_and_its_cache(flickr: Path, tmp_path: Path
     assert {row.row for row in added} == {"flickr8k/64/nearest", "flickr8k/128/joint"}
     assert {row.metric: row.paper for row in added if row.row.endswith("joint")}["perplexity"] == "15.24"
     assert table3.run(flickr, out, rows, smoke=True, threads=1, progress=False, cache=cache) == []
+
+
+def test_rows_with_the_same_images_share_their_image_model(
+    flickr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is trained once, and a row is what it would be alone."""
+    cache, began = tmp_path / "cache", []
+
+    class Counted(table3.Trainer):
+        def fit(self, *, resume: bool = False, overwrite: bool = False) -> Fitted:
+            began.append(resume)
+            return super().fit(resume=resume, overwrite=overwrite)
+
+    monkeypatch.setattr(table3, "Trainer", Counted)
+
+    def values(out: str, *rows: str) -> dict[tuple[str, str], float]:
+        added = table3.run(flickr, tmp_path / out, rows, smoke=True, threads=1, progress=False, cache=cache)
+        return {(row.row, row.metric): row.value for row in added}
+
+    together = values("a.csv", "64/two-step", "64/joint")
+    assert began == [False, False, True, False]  # images, captions; the same images again, captions
+    assert together == values("b.csv", "64/two-step") | values("c.csv", "64/joint")
+    assert not list(tmp_path.glob("*-unfinished"))
 
 
 def test_the_baselines_that_do_not_learn() -> None:

@@ -200,3 +200,23 @@ def test_toy_captions_are_learned(cell: Cell) -> None:
     found = [[i for i in row if i != PADDING] for row in predicted.tolist()]
     right = [a == b for a, b in zip(found, rows[192:], strict=True)]
     assert sum(right) >= 0.95 * len(right)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_from_a_wide_start_the_image_is_still_heard_after_eight_words(cell: Cell) -> None:
+    """What is left, after the same eight words, of the difference of two codes' states."""
+
+    def left(remembering: bool) -> float:
+        generator = torch.Generator().manual_seed(0)
+        head = CaptionHead(6, 9, hidden_size=64, embedding_size=32, cell=cell, start="wide", generator=generator)
+        if not remembering:
+            torch.nn.init.zeros_(head.recurrent.bias_hh_l0)
+        state = head.start(torch.randn(2, 6, generator=generator))
+        at_first = float(state.h.diff(dim=0).norm())
+        for symbol in torch.randint(1, 9, (8, 1), generator=generator):
+            state = head.step(symbol, state)
+        return float(state.h.diff(dim=0).norm()) / at_first
+
+    with torch.no_grad():
+        assert left(remembering=True) > 0.3
+        assert left(remembering=False) < 0.1

@@ -25,6 +25,7 @@ with another one, perplexities could not be compared. `named rightly` (scenes) i
 every shape, colour and relation of the picture, and no other.
 """
 
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -103,13 +104,16 @@ class Setting:
     learning_rate: float = 2e-3
     average: float | None = 0.99
     head_start: bool = False  # `steps` of the image model alone before captions are learned with it
+    patience: int | None = None  # steps without a lower perplexity after which no more captions are learned
 
 
 _OURS = CaptionSettings(
     hidden_size=256, embedding_size=256, start="wide", pull=True, xi_scale=10.0, captions_per_step=None
 )
 # People word one picture in many ways, so few words are sure; to look for them would take half as long again.
-FLICKR = Setting(replace(_OURS, confident=0.0, captions_per_step=2), steps=2000, learning_rate=1e-3, head_start=True)
+FLICKR = Setting(
+    replace(_OURS, confident=0.0, captions_per_step=2), steps=2000, learning_rate=1e-3, head_start=True, patience=800
+)
 SCENE = Setting(replace(_OURS, min_count=1), steps=4000)
 SMOKE = Setting(
     replace(_OURS, min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4),
@@ -153,6 +157,7 @@ def run(
     if unknown:
         raise UserError(f"no row {unknown[0]!r} in Table 3. There are: {', '.join(ROWS)}")
     dataset = "scenes" if str(data) == SCENES else "flickr8k"
+    shared = out.with_name(f"{out.stem}-unfinished")
     added = []
     for row in rows:
         size, kind = row.split("/")
@@ -163,8 +168,8 @@ def run(
                 continue
             started = time.monotonic()
             of = sets(data, int(size), number, smoke, cache)
-            values = measure(kind, of, number, Limits(minutes, threads, progress, smoke))
-            spent = (time.monotonic() - started) / 60
+            values, before = measure(kind, of, number, Limits(minutes, threads, progress, smoke), shared)
+            spent = (before + time.monotonic() - started) / 60
             paper = PAPER.get(kind, {}) if dataset == "flickr8k" else {}
             origin = {"commit": results.commit(), "hardware": results.hardware(threads)}
             cells = [
@@ -175,6 +180,7 @@ def run(
             ]
             results.add(out, cells)
             added += cells
+    shutil.rmtree(shared, ignore_errors=True)
     return added
 
 
@@ -232,9 +238,9 @@ def captions_of(images: ImageSet) -> tuple[tuple[str, ...], ...]:
 # ---- rows ----
 
 
-def measure(kind: str, of: Sets, seed: int, limits: Limits) -> dict[str, float]:
-    """Every metric of one row."""
-    perplexity = None
+def measure(kind: str, of: Sets, seed: int, limits: Limits, shared: Path) -> tuple[dict[str, float], float]:
+    """Every metric of one row, and the seconds that another row had spent on its image model (in `shared`)."""
+    perplexity, before = None, 0.0
     if kind == "likeliest":
         words = [likeliest(of.train)] * len(of.report)
     elif kind == "nearest":
@@ -243,7 +249,7 @@ def measure(kind: str, of: Sets, seed: int, limits: Limits) -> dict[str, float]:
         vocabulary = Vocabulary.from_captions(
             (caption for captions in captions_of(of.train) for caption in captions), of.setting.captions.min_count
         )
-        objective = train_captions(kind, of, vocabulary, seed, limits)
+        objective, before = train_captions(kind, of, vocabulary, seed, limits, shared)
         model, head = objective.images.model, objective.head
         n_codes = 2 if limits.smoke else N_CODES
         words = best_captions(model, head, of.report, vocabulary, n_codes=n_codes, beam=BEAM)
@@ -256,7 +262,7 @@ def measure(kind: str, of: Sets, seed: int, limits: Limits) -> dict[str, float]:
     if of.facts is not None:
         right = [names_rightly(" ".join(said), truth) for said, truth in zip(words, of.facts, strict=True)]
         values[NAMED] = 100 * sum(right) / len(right)
-    return values
+    return values, before
 
 
 def likeliest(train: ImageSet) -> tuple[str, ...]:
@@ -274,8 +280,10 @@ def nearest(train: ImageSet, report: ImageSet, side: int = 16) -> list[tuple[str
     return [tuple(tokenize(captions_of(train)[place][0])) for place in places]
 
 
-def train_captions(kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limits: Limits) -> CaptionObjective:
-    """The objective with the weights that gave the pick images' captions the least perplexity."""
+def train_captions(
+    kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limits: Limits, shared: Path
+) -> tuple[CaptionObjective, float]:
+    """The objective with the weights that gave the pick images' captions the least perplexity; seconds as `measure`."""
     two_step = kind == "two-step"
     settings = of.setting.captions
     if two_step:  # the paper's: no bound to balance against, and codes that stay as they are
@@ -295,12 +303,13 @@ def train_captions(kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limit
     images = ImageObjective(model, seed=seed)
     twice = two_step or of.setting.head_start
     minutes = limits.minutes * (1 - FOR_THE_REPORT) / (2 if twice else 1)
-    if twice:
-        train_images(images, of, used, seed, replace(limits, minutes=minutes))
+    before = train_images(images, of, used, seed, replace(limits, minutes=minutes), shared) if twice else 0.0
     objective = build_caption_objective(
         images, captions, settings, plan, seed, posteriors=posteriors_of(model, of.train) if two_step else None
     )
     training = config(of.setting, plan, batch_size, seed, replace(limits, minutes=minutes))
+    if of.setting.patience is not None:
+        training = replace(training, patience=max(1, round(of.setting.patience / plan.steps_per_epoch)))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             objective,
@@ -311,29 +320,35 @@ def train_captions(kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limit
             validate=caption_validator(of.pick, captions_of(of.pick), vocabulary),
         )
         load_weights(objective, trainer.fit(overwrite=True).checkpoint)
-    return objective
+    return objective, before
 
 
-def train_images(images: ImageObjective, of: Sets, used: Tensor, seed: int, limits: Limits) -> None:
-    """The first of two steps: the bound on the training images of the row, none of whose captions is looked at."""
+def train_images(images: ImageObjective, of: Sets, used: Tensor, seed: int, limits: Limits, shared: Path) -> float:
+    """The first of two steps: the bound on the training images of the row, none of whose captions is looked at.
+
+    Rows with the same images have the same image model: it stays in `shared` until the command has measured them all.
+    The result is the seconds that were spent on it before.
+    """
     train = of.train if len(used) == len(of.train) else of.train.subset(used.tolist())
     plan = Shuffled(len(train), of.setting.batch_size)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            images,
-            train,
-            folder,
-            config=config(of.setting, plan, of.setting.batch_size, seed, limits),
-            valid=of.pick,
-            plan=plan,
-        )
-        load_weights(images, trainer.fit(overwrite=True).checkpoint)
+    trainer = Trainer(
+        images,
+        train,
+        shared / f"{of.dataset}-{train.shape[-1]}-{len(train)}-{seed}",
+        config=config(of.setting, plan, of.setting.batch_size, seed, limits),
+        valid=of.pick,
+        plan=plan,
+    )
+    began = time.monotonic()
+    fitted = trainer.fit(resume=trainer.run.newest.exists())
+    load_weights(images, fitted.checkpoint)
+    return max(0.0, fitted.seconds - (time.monotonic() - began))
 
 
 def config(setting: Setting, plan: Plan, batch_size: int, seed: int, limits: Limits) -> TrainConfig:
     """Validation comes every so many steps, in whole epochs: with few captions an epoch is a few steps.
 
-    The rate comes down over a fixed number of steps, so nothing stops early, but for the time; the best weights count.
+    The rate comes down over a fixed number of steps; the best weights count.
     """
     return TrainConfig(
         seed=seed,
