@@ -99,6 +99,8 @@ def test_the_baselines_that_do_not_learn() -> None:
 def test_full_size_fits_its_architectures() -> None:
     for size, layers in table3.LAYERS.items():
         assert table3.Architecture((3, size, size), layers).code_shape == (96, 4, 4)
+    for size, layers in table3.SCENE_LAYERS.items():
+        assert table3.Architecture((3, size, size), layers).code_shape == (192, 1, 1)
 
 
 def test_unknown_rows_and_data(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ _SHARE, _PICK = 14, 15  # streams of the seed
 
 _TOP = (Layer(32, 3, 2, "same"), Layer(64, 3, 2, "same"), Layer(96, 5))
 LAYERS = {64: (Layer(16, 5, 2, "same"), *_TOP), 128: (Layer(24, 5, 4, "same"), *_TOP)}  # 64-32-16-8-4, 128-32-16-8-4
+# 64-32-16-2-1, 128-32-16-2-1: 5 x 5 of the 16 x 16 places hold a small shape. Pooled over a quarter of the picture, a shape
+# learned in one place is known in all; with places in the code it is learned in each of them anew.
+_POOLED = (Layer(32, 5, 2, "same"), Layer(96, 5, 8, "same"), Layer(192, 2))
+SCENE_LAYERS = {64: (Layer(16, 5, 2, "same"), *_POOLED), 128: (Layer(24, 5, 4, "same"), *_POOLED)}
 SMOKE_SIZE, SMOKE_LAYERS = 16, (Layer(6, 3, 2, "same"), Layer(8, 5))
 
 
@@ -202,9 +206,8 @@ def _scenes(size: int, seed: int, smoke: bool) -> Sets:
     train, pick = split(read_scenes(n_train + n_pick, side, seed), n_pick, seed)
     report = read_scenes(n_report, side, REPORT_SEED)
     facts = tuple(facts_of(scene) for scene in make_scenes(n_report, REPORT_SEED))
-    return Sets(
-        "scenes", train, pick, report, facts, SMOKE if smoke else SCENE, SMOKE_LAYERS if smoke else LAYERS[size]
-    )
+    setting, layers = (SMOKE, SMOKE_LAYERS) if smoke else (SCENE, SCENE_LAYERS[size])
+    return Sets("scenes", train, pick, report, facts, setting, layers)
 
 
 def _flickr8k(folder: Path, size: int, seed: int, smoke: bool, cache: Path | None) -> Sets:
@@ -219,15 +222,8 @@ def _flickr8k(folder: Path, size: int, seed: int, smoke: bool, cache: Path | Non
         side = SMOKE_SIZE if smoke else size
         images = cached_folder(folder / "Images", size=side, names=list(captions), cache=cache)
         parts.append(replace(images, captions=tuple(captions[name] for name in images.names)))
-    return Sets(
-        "flickr8k",
-        parts[0],
-        parts[1],
-        parts[2],
-        None,
-        SMOKE if smoke else FLICKR,
-        SMOKE_LAYERS if smoke else LAYERS[size],
-    )
+    setting, layers = (SMOKE, SMOKE_LAYERS) if smoke else (FLICKR, LAYERS[size])
+    return Sets("flickr8k", parts[0], parts[1], parts[2], None, setting, layers)
 
 
 def captions_of(images: ImageSet) -> tuple[tuple[str, ...], ...]:
