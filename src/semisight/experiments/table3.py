@@ -91,8 +91,8 @@ _SHARE, _PICK = 14, 15  # streams of the seed
 
 _TOP = (Layer(32, 3, 2, "same"), Layer(64, 3, 2, "same"), Layer(96, 5))
 LAYERS = {64: (Layer(16, 5, 2, "same"), *_TOP), 128: (Layer(24, 5, 4, "same"), *_TOP)}  # 64-32-16-8-4, 128-32-16-8-4
-# 64-32-16-2-1, 128-32-16-2-1: 5 x 5 of the 16 x 16 places hold a small shape. Pooled over a quarter of the picture, a shape
-# learned in one place is known in all; with places in the code it is learned in each of them anew.
+# 64-32-16-2-1, 128-32-16-2-1: 5 x 5 of the 16 x 16 places hold a small shape. Pooled over a quarter of the picture, a
+# shape learned in one place is known in all; with places in the code it is learned in each of them anew.
 _POOLED = (Layer(32, 5, 2, "same"), Layer(96, 5, 8, "same"), Layer(192, 2))
 SCENE_LAYERS = {64: (Layer(16, 5, 2, "same"), *_POOLED), 128: (Layer(24, 5, 4, "same"), *_POOLED)}
 SMOKE_SIZE, SMOKE_LAYERS = 16, (Layer(6, 3, 2, "same"), Layer(8, 5))
