@@ -118,7 +118,7 @@ _OURS = CaptionSettings(
 FLICKR = Setting(
     replace(_OURS, confident=0.0, captions_per_step=2), steps=2000, learning_rate=1e-3, head_start=True, patience=800
 )
-SCENE = Setting(replace(_OURS, min_count=1), steps=4000)
+SCENE = Setting(replace(_OURS, min_count=1), steps=3000)
 SMOKE = Setting(
     replace(_OURS, min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4),
     steps=2,
