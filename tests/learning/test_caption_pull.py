@@ -1,20 +1,25 @@
 """Beyond the paper: captions on moved images, and what the model is sure of learned where there is no caption."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from semisight.data.image_set import ImageSet
 from semisight.data.moving import CAPTION_MOVES, Moves
 from semisight.data.vocabulary import PADDING, Vocabulary
 from semisight.errors import UserError
+from semisight.learning.averaging import AveragedWeights
 from semisight.learning.caption_objective import CaptionObjective
 from semisight.learning.caption_pull import CaptionPull, sure_words
 from semisight.learning.caption_training import CaptionSettings, build_caption_objective, caption_plan
+from semisight.learning.config import TrainConfig
 from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.objective import ImageObjective
 from semisight.learning.step import Batch, Rows, Step
+from semisight.learning.trainer import Trainer
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.captions import CaptionHead, Start, words_per_caption
 from semisight.model.image_model import ImageModel
@@ -96,6 +101,42 @@ def test_the_loss_is_what_the_module_says() -> None:
     )
 
 
+def test_what_is_sure_is_said_by_the_averaged_weights() -> None:
+    """The gradient is that of the weights themselves, on the words of the averages; they are back in place after it."""
+    settings = replace(SETTINGS, bound_images=0, start="wide")
+    of, teacher = objective(settings), objective(settings)
+    alike = gradients(of, step(of))
+    of.averages = AveragedWeights(dict(of.named_parameters()), 0.9)
+    for name, gradient in gradients(of, step(of)).items():
+        assert torch.equal(gradient, alike[name]), name
+    with torch.no_grad():
+        teacher.head.words.bias.copy_(torch.randn(len(VOCABULARY), generator=torch.Generator().manual_seed(0)) * 9)
+    of.averages.load(dict(teacher.named_parameters()), updates=1)
+    before = {name: weight.clone() for name, weight in of.named_parameters()}
+    result = step(of)
+    code = of.images.model.mean_code(images_of(), torch.Generator())
+    sure = teacher.head.predict(code[None, N // 2 :])
+    assert not torch.equal(sure, of.head.predict(code[None, N // 2 :]))
+    expected = of.head.log_prob(sure, code[N // 2 :]) / words_per_caption(sure)
+    caption = VOCABULARY.encode(["a dog runs"] * (N // 2))
+    known = of.head.log_prob(caption, code[: N // 2]) / caption.shape[1]
+    loss = -TINY.n_pixels * (known.mean() + expected.mean())
+    torch.testing.assert_close(result.loss, loss, rtol=1e-4, atol=1e-3)
+    theirs = torch.autograd.grad(loss, of.head.words.weight)[0]
+    torch.testing.assert_close(gradients(of, result)["head.words.weight"], theirs, rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(weight, before[name]) for name, weight in of.named_parameters())
+
+
+def test_the_trainer_hands_its_averages_to_the_objective(tmp_path: Path) -> None:
+    images = ImageSet((images_of() * 255).to(torch.uint8), tuple(map(str, range(N))))
+    for decay in (0.9, None):
+        of = objective()
+        plan = caption_plan(of.train_captions.present, SETTINGS, N)
+        config = TrainConfig(max_steps=2, batch_size=N, average_decay=decay, progress=False, tensorboard=False)
+        Trainer(of, images, tmp_path / str(decay), config=config, plan=plan, validate=lambda _: {"bound": 0.0}).fit()
+        assert (of.averages is None) == (decay is None)
+
+
 def test_unequal_numbers_weigh_the_same() -> None:
     settings = replace(SETTINGS, captioned_per_batch=3)
     of = objective(settings)
@@ -157,7 +198,7 @@ def test_validation_and_two_steps_know_no_pull() -> None:
 
 
 def test_a_wide_start_lets_words_and_images_be_heard() -> None:
-    """From the paper's start a word moves the next state by less than a thousandth, from a wide one by as much as h."""
+    """From the paper's start a word moves the next state by less than a thousandth, from a wide one it is heard."""
     codes = torch.randn(50, 400, generator=torch.Generator().manual_seed(0))
     moved = {}
     starts: tuple[Start, ...] = ("paper", "wide")
@@ -168,7 +209,7 @@ def test_a_wide_start_lets_words_and_images_be_heard() -> None:
         a, b = (head.step(torch.full((50,), word), state).h for word in (3, 4))
         moved[start] = float((a - b).detach().std())
         assert float(state.h.detach().abs().max()) < 0.95  # tanh keeps its gradient
-    assert moved["paper"] < 1e-3 < 0.1 < moved["wide"]
+    assert moved["paper"] < 1e-3 < 0.03 < moved["wide"]
 
 
 def test_the_map_from_the_code_learns_slower_only_from_a_wide_start() -> None:

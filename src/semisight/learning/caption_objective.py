@@ -18,6 +18,7 @@ images of each batch enter the bound, and images without a caption pull:
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
+from semisight.learning.averaging import AveragedWeights
 from semisight.learning.bounds import image_bound
 from semisight.learning.caption_pull import CaptionPull, sure_words
 from semisight.learning.encoded_captions import EncodedCaptions
@@ -137,6 +139,7 @@ class CaptionObjective(nn.Module):
         self.xi, self.per_image, self.two_step, self.pull = xi, per_image, two_step, pull
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.code_rate = code_rate
+        self.averages: AveragedWeights | None = None  # from the trainer
         if two_step:
             images.requires_grad_(False)
 
@@ -161,23 +164,25 @@ class CaptionObjective(nn.Module):
         loss = -side.mean() - prior
         others = ~self.train_captions.present[batch.index.cpu()].to(code.device)
         if pull.confident > 0 and pull.per_other > 0:
-            clear = self._clear_codes(moved(pull.little)[others], generator)
-            gain, terms["sure"], terms["confident"] = self._confident(clear, code[others], pull.threshold)
+            captions, sure = self._sure_words(moved(pull.little)[others], generator, pull.threshold)
+            gain, terms["sure"], terms["confident"] = self._confident(captions, sure, code[others])
             loss = loss - pull.confident * pull.per_other * gain / len(code)
         if pull.bound_images != 0:
             bound_loss, bound_terms = self.images.bound_of_last(pull.bound_images, batch.images, generator, rows)
             loss, terms = loss + bound_loss, bound_terms | terms
         return Step(loss, terms)
 
-    def _clear_codes(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Mean codes; one process of several may have no image without a caption."""
-        if not len(images):
-            return images.new_zeros(0, self.images.model.architecture.code_size)
-        return self.images.model.mean_code(images, generator)
+    @torch.no_grad()
+    def _sure_words(self, images: Tensor, generator: torch.Generator, threshold: float) -> tuple[Tensor, Tensor]:
+        """Captions of the images' mean codes, and which words are sure; by the averaged weights, if there are any."""
+        with nullcontext() if self.averages is None else self.averages.in_place():
+            # one process of several may have no image without a caption
+            n, size = len(images), self.images.model.architecture.code_size
+            code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
+            return sure_words(self.head, code, threshold)
 
-    def _confident(self, clear: Tensor, code: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum of xi log p of the words that are sure by the codes `clear`; their share, and mean log p."""
-        captions, sure = sure_words(self.head, clear, threshold)
+    def _confident(self, captions: Tensor, sure: Tensor, code: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of xi log p of the sure words; their share, and mean log p."""
         n_symbols = words_per_caption(captions)
         log_p = (sure * self.head.log_symbols(captions, code)).sum(1)
         gain = (self.xi.at(int(self.step), n_symbols.clamp_min(1)).to(code) * log_p).sum()

@@ -3,8 +3,9 @@
     Y       = the likeliest caption, word by word, of the mean code of a little moved X
     targets = those words y_t of Y whose p(y_t | y_<t, that code) is above `threshold`
 
-As learning/confidence.py does it for labels. What is assumed: the moves keep what a caption says, so they are gentler
-(data/moving.py, CAPTION_MOVES). A picture of which the model knows colours but not shapes pulls with what is known.
+As learning/confidence.py does it for labels, but p is that of the averaged weights where the trainer keeps any. What is
+assumed: the moves keep what a caption says, so they are gentler (data/moving.py, CAPTION_MOVES). A picture of which the
+model knows colours but not shapes pulls with what is known.
 """
 
 from dataclasses import dataclass

@@ -10,10 +10,12 @@ uninterrupted one would have seen, and two processes see what one process with t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from semisight.learning.averaging import AveragedWeights
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ class Objective(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class UsesAverages(Protocol):
+    """An objective that learns from what its own averaged weights say. The trainer sets them; None where it keeps none.
+
+    Averages run behind the weights, but vary less: what they say of an image is more often right.
+    """
+
+    averages: AveragedWeights | None
 
 
 class Images(Protocol):

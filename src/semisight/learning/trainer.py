@@ -34,7 +34,7 @@ from semisight.learning.optimiser import build_optimiser
 from semisight.learning.progress import ProgressBar
 from semisight.learning.runs import RunFolder, describe, differences, prepare
 from semisight.learning.state import LiveState, TrainerState
-from semisight.learning.step import Images, Objective, Plan
+from semisight.learning.step import Images, Objective, Plan, UsesAverages
 from semisight.learning.stepping import Stepper
 from semisight.learning.validation import ValidationStopped, validate
 
@@ -133,6 +133,8 @@ class _Training:
             build_optimiser(trained, multipliers, self.config),
             None if decay is None else AveragedWeights(trained, decay),
         )
+        if isinstance(trainer.objective, UsesAverages):
+            trainer.objective.averages = self.live.average
         self.max_seconds = math.inf if self.config.max_minutes is None else self.config.max_minutes * 60
         self.validation: dict[str, float] = {}
         self.log: RunLog | None = None
