@@ -72,8 +72,8 @@ def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = 
 
 
 def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
-    """Small pictures and a small network. It has to be quick: number, relation and colours of the objects are learned in
-    this time, and most shapes."""
+    """Small pictures and a small network. It has to be quick: number, relation and colours of the objects are learned
+    in this time, and most shapes."""
     settings: dict[str, Any] = {
         "source": _SCENES,
         "captions": "builtin",
