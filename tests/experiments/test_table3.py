@@ -87,6 +87,13 @@ def test_rows_with_the_same_images_share_their_image_model(
     assert not list(tmp_path.glob("*-unfinished"))
 
 
+def test_the_image_model_of_a_row_that_was_stopped_is_kept(flickr: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "a-unfinished" / "flickr8k-64-550-0"
+    kept.mkdir(parents=True)
+    table3.run(flickr, tmp_path / "a.csv", ["64/two-step"], smoke=True, threads=1, progress=False, cache=tmp_path / "c")
+    assert list((tmp_path / "a-unfinished").iterdir()) == [kept]
+
+
 def test_the_baselines_that_do_not_learn() -> None:
     scenes = read_scenes(50, 16, seed=3)
     assert scenes.captions is not None

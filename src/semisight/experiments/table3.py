@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -140,6 +140,25 @@ class Sets:
     layers: tuple[Layer, ...]
 
 
+@dataclass
+class Shared:
+    """Folders of image models that several rows start from; kept while a command goes on, and when it is stopped."""
+
+    folder: Path
+    used: list[Path] = field(default_factory=list)
+
+    def place(self, name: str) -> Path:
+        self.used.append(self.folder / name)
+        return self.used[-1]
+
+    def forget(self) -> None:
+        """Removes those of this command, no others: a row that was stopped goes on with its own."""
+        for path in self.used:
+            shutil.rmtree(path, ignore_errors=True)
+        if self.folder.exists() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
 def rows_of(data: str | Path) -> tuple[str, ...]:
     """The rows that are measured if none are named: *scenes* are small pictures."""
     return tuple(row for row in ROWS if str(data) != SCENES or row.startswith("64/"))
@@ -161,7 +180,7 @@ def run(
     if unknown:
         raise UserError(f"no row {unknown[0]!r} in Table 3. There are: {', '.join(ROWS)}")
     dataset = "scenes" if str(data) == SCENES else "flickr8k"
-    shared = out.with_name(f"{out.stem}-unfinished")
+    shared = Shared(out.with_name(f"{out.stem}-unfinished"))
     added = []
     for row in rows:
         size, kind = row.split("/")
@@ -184,7 +203,7 @@ def run(
             ]
             results.add(out, cells)
             added += cells
-    shutil.rmtree(shared, ignore_errors=True)
+    shared.forget()
     return added
 
 
@@ -234,7 +253,7 @@ def captions_of(images: ImageSet) -> tuple[tuple[str, ...], ...]:
 # ---- rows ----
 
 
-def measure(kind: str, of: Sets, seed: int, limits: Limits, shared: Path) -> tuple[dict[str, float], float]:
+def measure(kind: str, of: Sets, seed: int, limits: Limits, shared: Shared) -> tuple[dict[str, float], float]:
     """Every metric of one row, and the seconds that another row had spent on its image model (in `shared`)."""
     perplexity, before = None, 0.0
     if kind == "likeliest":
@@ -277,7 +296,7 @@ def nearest(train: ImageSet, report: ImageSet, side: int = 16) -> list[tuple[str
 
 
 def train_captions(
-    kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limits: Limits, shared: Path
+    kind: str, of: Sets, vocabulary: Vocabulary, seed: int, limits: Limits, shared: Shared
 ) -> tuple[CaptionObjective, float]:
     """The objective with the weights that gave the pick images' captions the least perplexity; seconds as `measure`."""
     two_step = kind == "two-step"
@@ -319,7 +338,7 @@ def train_captions(
     return objective, before
 
 
-def train_images(images: ImageObjective, of: Sets, used: Tensor, seed: int, limits: Limits, shared: Path) -> float:
+def train_images(images: ImageObjective, of: Sets, used: Tensor, seed: int, limits: Limits, shared: Shared) -> float:
     """The first of two steps: the bound on the training images of the row, none of whose captions is looked at.
 
     Rows with the same images have the same image model: it stays in `shared` until the command has measured them all.
@@ -330,7 +349,7 @@ def train_images(images: ImageObjective, of: Sets, used: Tensor, seed: int, limi
     trainer = Trainer(
         images,
         train,
-        shared / f"{of.dataset}-{train.shape[-1]}-{len(train)}-{seed}",
+        shared.place(f"{of.dataset}-{train.shape[-1]}-{len(train)}-{seed}"),
         config=config(of.setting, plan, of.setting.batch_size, seed, limits),
         valid=of.pick,
         plan=plan,
