@@ -91,8 +91,9 @@ def test_captions_come_with_their_range(scenes_run: Path) -> None:
     together = answerer([Question(one, captions=n) for one, n in zip(pixels, (3, 0, 1), strict=True)])
     assert [len(answer.captions) for answer in together] == [3, 0, 1]
     assert all(answer.labels == () for answer in together)
+    assert len({sentence.text for sentence in together[0].captions}) == 3
     for answer in together:
         for sentence in answer.captions:
-            assert sentence.text and 0 < sentence.low <= sentence.probability <= sentence.high <= 1
+            assert 0 < sentence.low <= sentence.probability <= sentence.high <= 1
     (alone,) = answerer([Question(pixels[2], captions=1)])
     assert alone.captions[0].text == together[2].captions[0].text
