@@ -28,7 +28,7 @@ SCENES_FOLDER = "scenes"
 _SOURCE, _LIMIT = "builtin:digits", None
 _PER_CLASS = 2
 _EPOCHS, _EPOCHS_ALONE = 180, 400  # 900 steps of 288 images, and 400 of 20
-_SCENES, _CAPTIONED, _STEPS = "builtin:scenes?n=5000&size=32", 1500, 550
+_SCENES, _CAPTIONED, _STEPS = "builtin:scenes?n=5000&size=32", 1500, 430
 # 32-16-2-1: shapes are pooled over a quarter of the picture, so that one learned in one place is known in all.
 _LAYERS = (
     {"maps": 16, "kernel": 5, "pool": 2, "padding": "same"},
