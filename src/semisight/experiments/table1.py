@@ -28,7 +28,6 @@ Times are of the processor, not of the clock: other work on the machine does not
 that of an encoder of the same architecture, the paper's, a sampler takes, both measured in the one run.
 """
 
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +43,7 @@ from semisight.evaluation.classification import error_rate
 from semisight.experiments import results
 from semisight.experiments.chains import Unfinished, watching
 from semisight.experiments.limits import Limits
+from semisight.experiments.unfinished import forget, unfinished
 from semisight.learning.checkpoints import load_weights
 from semisight.learning.config import Schedule, TrainConfig
 from semisight.learning.devices import use_threads
@@ -212,7 +212,7 @@ def run(
             name, n = f"{of.name}/{row}", str(images_of(row, of))
             if results.has(out, TABLE, name, n, (ERROR, MS), seed):
                 continue
-            place = out.with_name(f"{out.stem}-unfinished") / f"{of.name}-{row}-{seed}"
+            place = unfinished(out) / f"{of.name}-{row}-{seed}"
             try:
                 values, spent = measure(row, of, seed, place, limits)
             except Unfinished as pause:
@@ -226,7 +226,7 @@ def run(
                 for metric, value in values.items()
             ]
             results.add(out, cells)
-            _forget(place)
+            forget((place.with_suffix(".safetensors"), place))
             added += cells
     return added
 
@@ -401,11 +401,3 @@ def milliseconds(model: ImageModel, head: LabelHead, images: Tensor, batch_size:
             predict_labels(model, head, batch)
         best = min(best, time.process_time() - processor)
     return 1000 * best / len(images)
-
-
-def _forget(place: Path) -> None:
-    """Removes what a finished row had saved, and the folder with the last of them."""
-    place.with_suffix(".safetensors").unlink(missing_ok=True)
-    shutil.rmtree(place, ignore_errors=True)
-    if place.parent.exists() and not any(place.parent.iterdir()):
-        place.parent.rmdir()

@@ -25,7 +25,6 @@ with another one, perplexities could not be compared. `named rightly` (scenes) i
 every shape, colour and relation of the picture, and no other.
 """
 
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -50,6 +49,7 @@ from semisight.errors import UserError
 from semisight.evaluation.captions import score_captions
 from semisight.experiments import results
 from semisight.experiments.limits import Limits
+from semisight.experiments.unfinished import forget, unfinished
 from semisight.learning.caption_objective import CaptionObjective, posteriors_of
 from semisight.learning.caption_training import (
     CaptionSettings,
@@ -151,13 +151,6 @@ class Shared:
         self.used.append(self.folder / name)
         return self.used[-1]
 
-    def forget(self) -> None:
-        """Removes those of this command, no others: a row that was stopped goes on with its own."""
-        for path in self.used:
-            shutil.rmtree(path, ignore_errors=True)
-        if self.folder.exists() and not any(self.folder.iterdir()):
-            self.folder.rmdir()
-
 
 def rows_of(data: str | Path) -> tuple[str, ...]:
     """The rows that are measured if none are named: *scenes* are small pictures."""
@@ -180,7 +173,7 @@ def run(
     if unknown:
         raise UserError(f"no row {unknown[0]!r} in Table 3. There are: {', '.join(ROWS)}")
     dataset = "scenes" if str(data) == SCENES else "flickr8k"
-    shared = Shared(out.with_name(f"{out.stem}-unfinished"))
+    shared = Shared(unfinished(out))
     added = []
     for row in rows:
         size, kind = row.split("/")
@@ -203,7 +196,7 @@ def run(
             ]
             results.add(out, cells)
             added += cells
-    shared.forget()
+    forget(shared.used)  # and no others: a row that was stopped goes on with its own
     return added
 
 
