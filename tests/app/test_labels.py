@@ -163,6 +163,7 @@ def test_tables_that_cannot_be_used(photos: Path, tmp_path: Path, rows: str, fra
         (["--class-per-folder", "--labels-per-class", "31"], "3 classes have fewer labels: 0 (30), 1 (30), 2 (30)"),
         (["--labels-per-class", "3"], "carries no labels"),
         (["--class-per-folder", "--xi", "much"], "xi must be a number"),
+        (["--class-per-folder", "--moves", "far"], "moves must be 'auto', 'drawings' or 'photos'"),
         (["--class-per-folder", "--xi", "-1"], "xi must be a number of at least 0"),
         (["--class-per-folder", "--head", "tree"], "softmax"),
     ],

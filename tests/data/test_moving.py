@@ -1,8 +1,10 @@
 """Moved images: small, seeded, each in its own way, and never out of range."""
 
+import dataclasses
+
 import torch
 
-from semisight.data.moving import Moves, move
+from semisight.data.moving import PHOTO_MOVES, Moves, move, moves_for
 
 
 def images(n: int = 6) -> torch.Tensor:
@@ -56,3 +58,15 @@ def test_rows_of_a_draw_are_the_moves_of_those_images() -> None:
     x = torch.rand(4, 1, 12, 12)
     drawn = Moves().draw(4, torch.Generator().manual_seed(4))
     torch.testing.assert_close(move(x[1:3], drawn.rows(slice(1, 3))), move(x, drawn)[1:3])
+
+
+def test_images_in_colour_are_taken_for_photographs_unless_said_otherwise() -> None:
+    assert moves_for(1) == Moves() and moves_for(3) == PHOTO_MOVES
+    assert moves_for(3, "drawings") == Moves() and moves_for(1, "photos") == PHOTO_MOVES
+    assert PHOTO_MOVES.mirror and not Moves().mirror
+    x = images()
+    near, far = (
+        float((moves(x, torch.Generator().manual_seed(2)) - x).abs().mean())
+        for moves in (dataclasses.replace(PHOTO_MOVES, mirror=False), Moves())
+    )
+    assert near < far

@@ -96,6 +96,16 @@ Pull = Annotated[
         default="pull",
     ),
 ]
+LabelMoves = Annotated[
+    str | None,
+    _option(
+        "--moves",
+        help="How images are moved to learn more from each: photos (a little, and mirrored), drawings (further, never "
+        "mirrored: also for writing and signs), or auto (images in colour are taken for photos).",
+        panel=_LABELS,
+        default="auto",
+    ),
+]
 Paper = Annotated[
     bool | None,
     _option(

@@ -29,7 +29,7 @@ from semisight.app.runs import (
 from semisight.app.sets import Progress, Sets
 from semisight.app.settings import DataSettings, Settings
 from semisight.data.image_set import random_order
-from semisight.data.moving import Moves
+from semisight.data.moving import moves_for
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.learning.config import TrainConfig
@@ -193,11 +193,12 @@ def calibrate_by_moves(run: Run, sets: Sets) -> None:
         return
     chosen = without[random_order(len(without), run.config.seed, _MOVED)[:_MOST_MOVED].sort().values]
     classifier, generator = run.labels(), reseed(torch.Generator(), run.config.seed, _MOVED, 0)
+    moves = moves_for(sets.train.shape[0], classifier.settings.moves)
     still: list[Tensor] = []
     moved: list[Tensor] = []
     for index in chosen.split(_MOVED_AT_A_TIME):
         images = sets.train.batch(index).to(run.device)
-        for found, seen in ((still, images), (moved, Moves()(images, generator))):
+        for found, seen in ((still, images), (moved, moves(images, generator))):
             found.append(predict_labels(run.model, classifier.head, seen).decision.cpu())
     fit_to_moves(torch.cat(still), torch.cat(moved), run.step).write(calibration_file(run.folder))
 

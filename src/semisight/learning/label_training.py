@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.data.batches import LabelledAndUnlabelled, Shuffled
+from semisight.data.moving import MovesName, moves_for
 from semisight.errors import UserError
 from semisight.evaluation.calibration import fit_temperature, negative_log_likelihood
 from semisight.evaluation.classification import error_rate
@@ -48,10 +49,13 @@ class LabelSettings:
     latent: float = 1.0
     confident: float = 1.0
     bound_images: int | None = 64
+    moves: MovesName = "auto"  # of the pull
 
     def __post_init__(self) -> None:
         if self.head not in get_args(HeadName):
             raise UserError(f"head must be 'svm' or 'softmax', not {self.head!r}.")
+        if self.moves not in get_args(MovesName):
+            raise UserError(f"moves must be 'auto', 'drawings' or 'photos', not {self.moves!r}.")
         if not isinstance(self.pull, bool):
             raise UserError(f"pull must be true or false, not {self.pull!r}.")
         if self.xi not in get_args(XiRule):
@@ -96,7 +100,8 @@ def build_label_objective(
     head = build_head(settings, architecture.code_size, n_classes, seed)
     xi = settings.weight(architecture.n_pixels, n_classes, labelled_share(labels, settings, batch_size))
     weights = (settings.agreement, settings.latent, settings.confident)
-    pull = Pull(*weights, bound_images=settings.bound_images) if settings.pull else None
+    moves = moves_for(architecture.image_shape[0], settings.moves)
+    pull = Pull(*weights, bound_images=settings.bound_images, moves=moves) if settings.pull else None
     return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull)
 
 
