@@ -145,7 +145,8 @@ class Maximised:
 
 
 PRINTED = Learned(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
-LOCAL = replace(PRINTED, gradient="local", pooling="expected")
+EPOCHS = {"mnist": 10, "cifar-10": 5, "smoke": 1}  # as many with places to choose as without
+LOCAL = replace(PRINTED, gradient="local", pooling="expected", epochs=EPOCHS)
 OURS = Learned(
     # Moved images, but no unlabelled ones that could pull.
     LabelSettings(head="softmax", xi="pixels", agreement=0.0, latent=0.0, confident=0.0, bound_images=32),
