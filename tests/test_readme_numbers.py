@@ -1,0 +1,86 @@
+"""The README's tables say what results/ holds: each line below is a row of the README and the rows it is made of."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from semisight.experiments import results
+
+HERE = Path(__file__).parents[1]
+README = (HERE / "README.md").read_text(encoding="utf-8")
+
+
+def value(table: str, row: str, n: str, metric: str, seed: int = 0) -> float:
+    found = [r.value for r in results.read(HERE / "results" / f"{table}.csv") if r.key[1:] == (row, n, metric, seed)]
+    assert len(found) == 1, f"{table}: {row}, {n}, {metric}, {seed} is there {len(found)} times"
+    return found[0]
+
+
+def cells(beginning: str) -> list[list[str]]:
+    """The numbers of each cell of the one line of a table that begins so."""
+    lines = [line for line in README.splitlines() if line.startswith(f"| {beginning}")]
+    assert len(lines) == 1, f"{len(lines)} lines begin with {beginning!r}"
+    return [re.findall(r"\d+(?:\.\d+)?", cell) for cell in lines[0].strip("|").split("|")[1:]]
+
+
+def same(shown: str, measured: float) -> bool:
+    digits = len(shown.partition(".")[2])
+    return shown == f"{measured:.{digits}f}"
+
+
+@pytest.mark.parametrize("pooling", ["sampled", "expected"])
+def test_the_image_model(pooling: str) -> None:
+    shown = cells(f"pooling {pooling}")
+    for (number,), gradient in zip(shown, ("nvil", "straight-through", "local"), strict=True):
+        assert same(number, value("image_model", f"{gradient}/{pooling}", "", "bound"))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "row", "seeds"),
+    [
+        ("transductive SVM on pixels", "tsvm", 3),
+        ("image model without labels", "xi0-tsvm", 1),
+        ("as printed", "printed", 1),
+        ("the same with the local gradient", "local", 1),
+        ("unlabelled images pull", "pull", 3),
+    ],
+)
+def test_few_labels(beginning: str, row: str, seeds: int) -> None:
+    shown = cells(beginning)[0]
+    assert len(shown) == seeds
+    assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(shown))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "row", "n"),
+    [
+        ("Gibbs sampling", "mnist/gibbs", "2500"),
+        ("Monte Carlo EM", "mnist/mcem", "8000"),
+        ("VAE-d", "mnist/vae-d", "50000"),
+        ("VAE,", "mnist/vae", "50000"),
+    ],
+)
+def test_all_labels(beginning: str, row: str, n: str) -> None:
+    error, ms = cells(beginning)[:2]
+    assert same(error[0], value("table1", row, n, "error")) and same(ms[0], value("table1", row, n, "ms"))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "row", "n"),
+    [
+        ("most frequent caption", "64/likeliest", "100"),
+        ("caption of the nearest image", "64/nearest", "100"),
+        ("two-step", "64/two-step", "100"),
+        ("joint,", "64/joint", "100"),
+        ("from half of the captions", "64/joint-50", "50"),
+        ("the same with the other images", "64/joint-50-images", "50"),
+        ("from a tenth of the captions", "64/joint-10", "10"),
+        ("a tenth with the other images", "64/joint-10-images", "10"),
+    ],
+)
+def test_captions(beginning: str, row: str, n: str) -> None:
+    shown = cells(beginning)[:4]
+    for numbers, metric in zip(shown, ("BLEU-4", "METEOR", "CIDEr", "perplexity"), strict=True):
+        assert not numbers or same(numbers[0], value("table3", f"flickr8k/{row}", n, metric))
+    assert sum(map(len, shown)) >= 3
