@@ -84,7 +84,7 @@ def start(straight: Straight, number: int, random: torch.Generator) -> GibbsChai
     images = torch.zeros(N, *ARCHITECTURE.image_shape, dtype=torch.float64)
     chain = GibbsChain(decoder, images, CONFIG, LABELS, head, Latents(s, drawn))
     chain.generator = random
-    chain.lam = chain._first_lambda()
+    chain.lam = chain.draw_lambda(slice(None), chain.latents.codes)
     new_images(chain, random)
     return chain
 

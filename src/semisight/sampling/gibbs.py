@@ -10,7 +10,7 @@ One sweep draws, each given everything else: z of every layer and s, image by im
 image bias, alpha0 (parameters.py); lambda and beta (BayesianSVM.gibbs_step). Every conditional is exact.
 
 The weight xi that learning puts on labels raises the pseudo-likelihood (9) to a power, which is a head with gamma times
-xi. A chain works on the decoder and head it is given: they always hold the current draw.
+xi.
 """
 
 import time
@@ -24,15 +24,13 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.model.labels import BayesianSVM
 from semisight.sampling import saving
-from semisight.sampling.codes import CodePrior, label_prior, standard_prior
+from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
-    checked_images,
-    first_latents,
     slices,
     sweep_latents,
 )
@@ -58,13 +56,6 @@ class GibbsConfig:
     @property
     def n_sweeps(self) -> int:
         return self.burn_in + self.n_samples * self.every
-
-
-def check_counts(burn_in: int, n_samples: int) -> None:
-    if n_samples < 1:
-        raise UserError(f"a sampler needs at least 1 sample to average over, not {n_samples}")
-    if burn_in < 0:
-        raise UserError(f"burn-in is a number of sweeps, 0 or more, not {burn_in}")
 
 
 @dataclass(frozen=True)
@@ -98,8 +89,10 @@ class ParameterSamples:
         head.load_state_dict({name: values[number] for name, values in self.head.items()})
 
 
-class GibbsChain:
+class GibbsChain(Chain):
     """The state of a chain: latent variables, lambda, parameters, random numbers; `sweep` moves it."""
+
+    kind = "gibbs"
 
     def __init__(
         self,
@@ -110,18 +103,10 @@ class GibbsChain:
         head: BayesianSVM | None = None,
         latents: Latents | None = None,
     ) -> None:
-        """Images float [N, C, H, W], labels int64 [N] with -1 for none; without `latents` they start from the prior."""
-        check_labels(labels, head, len(images))
-        self.decoder, self.head, self.config = decoder, head, config
-        self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
-        self.labels = None if labels is None else labels.to(self.x.device)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self.latents = first_latents(decoder, len(images), self.generator, latents)
-        self.lam = self._first_lambda()
-        self.number = 0
-        self.seconds = 0.0  # spent on sweeps, before a resumption too
+        super().__init__(decoder, images, config.seed, labels, head, latents)
+        self.config = config
+        self.lam = self.draw_lambda(slice(None), self.latents.codes)
         self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
-        self._digest = saving.data_digest(images, labels)
 
     def sweep(self) -> float:
         """Every variable once; returns the mean square of the residual."""
@@ -129,7 +114,8 @@ class GibbsChain:
         alpha0 = self.decoder.log_alpha0.detach().exp()
         for n in slices(len(self.latents), self.config.options.batch_size):
             x, rows = self.x[..., n].contiguous(), self.latents.rows(n)
-            sweep_latents(self.decoder, x, rows, self._code_prior(n), alpha0, self.generator, self.config.options)
+            prior = self.code_prior(n, x.shape[-1], None if self.lam is None else self.lam[n])
+            sweep_latents(self.decoder, x, rows, prior, alpha0, self.generator, self.config.options)
         priors, share = self.config.priors, self.config.options.share_above
         mean_square = draw_parameters(self.decoder, self._completed, priors, self.generator, share)
         if self.head is not None and self.labels is not None:
@@ -168,42 +154,25 @@ class GibbsChain:
 
     def save(self, path: str | Path) -> None:
         """Everything the chain is, in one file."""
-        tensors = {"s": self.latents.s, "generator": self.generator.get_state()}
-        tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
-        tensors |= saving.module_tensors("decoder", self.decoder)
-        if self.head is not None and self.lam is not None:
-            tensors |= saving.module_tensors("head", self.head) | {"lambda": self.lam}
+        tensors = {} if self.lam is None else {"lambda": self.lam}
         for number, (decoder, head) in enumerate(self._kept):
             tensors |= {f"kept-decoder-{number}:{name}": t for name, t in decoder.items()}
             tensors |= {f"kept-head-{number}:{name}": t for name, t in (head or {}).items()}
-        meta = {**self._identity(), "number": self.number, "kept": len(self._kept), "seconds": self.seconds}
-        saving.write_chain(path, "gibbs", tensors, meta)
+        self._write(path, tensors, kept=len(self._kept))
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a chain with the same data and settings was saved; it goes on bit for bit."""
-        tensors, meta = saving.read_chain(path, "gibbs")
-        saving.check_same(path, meta, self._identity())
-        saving.load_module(path, tensors, "decoder", self.decoder)
-        self.latents.s.copy_(tensors["s"])
-        for l, p in enumerate(self.latents.places):
-            p.copy_(tensors[f"places:{l}"])
-        if self.head is not None:
-            saving.load_module(path, tensors, "head", self.head)
+        tensors, meta = self._read(path)
+        if self.lam is not None:
             self.lam = tensors["lambda"].to(self.x.device)
-        self.generator = saving.generator_from(tensors["generator"])
-        self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
         self._kept = []
         for number in range(int(meta["kept"])):
             head = saving.take(tensors, f"kept-head-{number}")
             self._kept.append((saving.take(tensors, f"kept-decoder-{number}"), head or None))
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for a saved chain to be this one; how many samples are wanted may change."""
-        settings = {k: v for k, v in asdict(self.config).items() if k not in ("n_samples",)}
-        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
-        architecture = self.decoder.architecture.to_dict()
-        # Through JSON's eyes: tuples are lists there.
-        return saving.as_json({"data": self._digest, "architecture": architecture, "labels": head, "config": settings})
+    def _settings(self) -> dict[str, Any]:
+        """How many samples are wanted may change."""
+        return {k: v for k, v in asdict(self.config).items() if k != "n_samples"}
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
         head = None if self.head is None else {k: v.detach().cpu().clone() for k, v in self.head.state_dict().items()}
@@ -213,30 +182,3 @@ class GibbsChain:
         for n in slices(len(self.latents), self.config.options.batch_size):
             rows = self.latents.rows(n)
             yield Completed(self.x[..., n].contiguous(), rows.s.contiguous(), rows.places)
-
-    def _code_prior(self, n: slice) -> CodePrior:
-        if self.head is None or self.labels is None or self.lam is None:
-            return standard_prior(self.decoder, n.stop - n.start)
-        return label_prior(self.decoder, self.head, self.labels[n], self.lam[n])
-
-    @torch.no_grad()
-    def _first_lambda(self) -> Tensor | None:
-        if self.head is None or self.labels is None:
-            return None
-        codes = self.latents.codes
-        y = one_versus_all(self.labels, self.head.n_classes).to(codes.dtype)
-        return draw_lambda(y, self.head.scores(codes), self.head.gamma, self.generator)
-
-
-def check_labels(labels: Tensor | None, head: BayesianSVM | None, n_images: int) -> None:
-    if (labels is None) != (head is None):
-        missing = "a label head (BayesianSVM)" if head is None else "labels"
-        raise UserError(f"labels and a label head belong together: {missing} is missing")
-    if labels is None or head is None:
-        return
-    if labels.shape != (n_images,):
-        raise UserError(
-            f"{n_images} images, but labels of shape {tuple(labels.shape)}; give one per image, -1 for none"
-        )
-    if len(labels) and (int(labels.min()) < -1 or int(labels.max()) >= head.n_classes):
-        raise UserError(f"labels must lie between -1 (none) and {head.n_classes - 1}, the head's last class")

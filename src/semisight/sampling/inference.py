@@ -18,8 +18,9 @@ from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
 from semisight.model.image_encoder import flat_code
 from semisight.model.labels import BayesianSVM
+from semisight.sampling.chain import check_counts
 from semisight.sampling.codes import standard_prior
-from semisight.sampling.gibbs import ParameterSamples, check_counts
+from semisight.sampling.gibbs import ParameterSamples
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,

@@ -22,17 +22,14 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.model.labels import BayesianSVM, one_versus_all
 from semisight.sampling import saving
-from semisight.sampling.codes import label_prior, standard_prior
+from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
-from semisight.sampling.gibbs import check_counts, check_labels
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
-    checked_images,
-    first_latents,
     slices,
     sweep_latents,
 )
@@ -73,8 +70,10 @@ class Iteration:
     mean_square: float  # of the residual per pixel, at the samples
 
 
-class MCEM:
-    """Works on the decoder and head it is given: they always hold the current estimate."""
+class MCEM(Chain):
+    """Chains of all images, and the estimate of the parameters that they lead to."""
+
+    kind = "mcem"
 
     def __init__(
         self,
@@ -85,21 +84,14 @@ class MCEM:
         head: BayesianSVM | None = None,
         latents: Latents | None = None,
     ) -> None:
-        check_labels(labels, head, len(images))
-        self.decoder, self.head, self.config = decoder, head, config
-        self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
-        self.labels = None if labels is None else labels.to(self.x.device)
-        self.generator = torch.Generator().manual_seed(config.seed)
-        self.latents = first_latents(decoder, len(images), self.generator, latents)
-        self.number = 0
-        self.seconds = 0.0  # spent on iterations, before a resumption too
+        super().__init__(decoder, images, config.seed, labels, head, latents)
+        self.config = config
         modules = nn.ModuleList([decoder] if head is None else [decoder, head])
         self._parameters = list(modules.parameters())
         # log alpha0 travels several units where weights travel fractions: ten times their rate, as in learning.
         slow = [p for p in self._parameters if p is not decoder.log_alpha0]
         groups = [{"params": slow, "scale": 1.0}, {"params": [decoder.log_alpha0], "scale": 10.0}]
         self._optimiser = torch.optim.Adam(groups)
-        self._digest = saving.data_digest(images, labels)
 
     def run(
         self,
@@ -184,13 +176,7 @@ class MCEM:
         rows = Latents(self.latents.s[..., index].clone(), tuple(p[..., index].clone() for p in self.latents.places))
         kept = []
         for sweep in range(self.config.burn_in + self.config.n_samples):
-            prior = standard_prior(self.decoder, x.shape[-1])
-            if self.head is not None and self.labels is not None:
-                labels = self.labels[index]
-                with torch.no_grad():
-                    y = one_versus_all(labels, self.head.n_classes).to(x.dtype)
-                    lam = draw_lambda(y, self.head.scores(rows.codes), self.head.gamma, self.generator)
-                prior = label_prior(self.decoder, self.head, labels, lam)
+            prior = self.code_prior(index, x.shape[-1], self.draw_lambda(index, rows.codes))
             sweep_latents(self.decoder, x, rows, prior, alpha0, self.generator, options)
             if sweep >= self.config.burn_in:
                 kept.append(rows.clone())
@@ -200,26 +186,15 @@ class MCEM:
         return kept
 
     def save(self, path: str | Path) -> None:
-        tensors = {"s": self.latents.s, "generator": self.generator.get_state()}
-        tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
-        tensors |= saving.module_tensors("decoder", self.decoder)
-        if self.head is not None:
-            tensors |= saving.module_tensors("head", self.head)
+        tensors: dict[str, Tensor] = {}
         for number, parameter in enumerate(self._parameters):
             state = self._optimiser.state.get(parameter, {})
             tensors |= {f"adam-{number}:{name}": value for name, value in state.items()}
-        meta = {**self._identity(), "number": self.number, "seconds": self.seconds}
-        saving.write_chain(path, "mcem", tensors, meta)
+        self._write(path, tensors)
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a run with the same data and settings was saved; it goes on bit for bit."""
-        tensors, meta = saving.read_chain(path, "mcem")
-        saving.check_same(path, meta, self._identity())
-        saving.load_module(path, tensors, "decoder", self.decoder)
-        if self.head is not None:
-            saving.load_module(path, tensors, "head", self.head)
-        places = tuple(tensors[f"places:{l}"] for l in range(len(self.latents.places)))
-        _copy(self.latents, Latents(tensors["s"], places))
+        tensors, _ = self._read(path)
         self._optimiser.state.clear()
         for number, parameter in enumerate(self._parameters):
             state = saving.take(tensors, f"adam-{number}")
@@ -227,13 +202,9 @@ class MCEM:
                 self._optimiser.state[parameter] = {
                     name: value.to(parameter.device if value.dim() else "cpu") for name, value in state.items()
                 }
-        self.generator = saving.generator_from(tensors["generator"])
-        self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
 
-    def _identity(self) -> dict[str, Any]:
-        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
-        values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": head}
-        return saving.as_json({**values, "config": asdict(self.config)})
+    def _settings(self) -> dict[str, Any]:
+        return asdict(self.config)
 
 
 @torch.no_grad()

@@ -1,0 +1,110 @@
+"""What Gibbs sampling and Monte Carlo EM share: images with the state of their chains, which can be saved and resumed.
+
+A chain works on the decoder and the label head that it is given: they always hold its current parameters.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from semisight.errors import UserError
+from semisight.model.image_decoder import ImageDecoder
+from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.sampling import saving
+from semisight.sampling.codes import CodePrior, label_prior, standard_prior
+from semisight.sampling.latents import Latents, checked_images, first_latents
+
+
+class Chain:
+    """`number` counts passes over the images, `seconds` what they took, before a resumption too."""
+
+    kind: ClassVar[str]  # stands in its files
+
+    def __init__(
+        self,
+        decoder: ImageDecoder,
+        images: Tensor,
+        seed: int,
+        labels: Tensor | None = None,
+        head: BayesianSVM | None = None,
+        latents: Latents | None = None,
+    ) -> None:
+        """Images float [N, C, H, W], labels int64 [N] with -1 for none; without `latents` they start from the prior."""
+        check_labels(labels, head, len(images))
+        self.decoder, self.head = decoder, head
+        self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
+        self.labels = None if labels is None else labels.to(self.x.device)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.latents = first_latents(decoder, len(images), self.generator, latents)
+        self.number, self.seconds = 0, 0.0
+        self._digest = saving.data_digest(images, labels)
+
+    @torch.no_grad()
+    def draw_lambda(self, index: slice | Tensor, codes: Tensor) -> Tensor | None:
+        """lambda, [B, C], of the images at `index` with these codes; none where there are no labels."""
+        if self.head is None or self.labels is None:
+            return None
+        y = one_versus_all(self.labels[index], self.head.n_classes).to(codes.dtype)
+        return draw_lambda(y, self.head.scores(codes), self.head.gamma, self.generator)
+
+    def code_prior(self, index: slice | Tensor, n_images: int, lam: Tensor | None) -> CodePrior:
+        """What is known of the codes at `index` but for their images: N(0, I), and the labels given lambda."""
+        if self.head is None or self.labels is None or lam is None:
+            return standard_prior(self.decoder, n_images)
+        return label_prior(self.decoder, self.head, self.labels[index], lam)
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that must be the same for a saved chain to be this one."""
+        raise NotImplementedError
+
+    def _write(self, path: str | Path, tensors: dict[str, Tensor], **meta: Any) -> None:
+        """Everything that all chains hold, and what this kind holds besides, in one file."""
+        tensors = {"s": self.latents.s, "generator": self.generator.get_state(), **tensors}
+        tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
+        tensors |= saving.module_tensors("decoder", self.decoder)
+        if self.head is not None:
+            tensors |= saving.module_tensors("head", self.head)
+        counted = {"number": self.number, "seconds": self.seconds}
+        saving.write_chain(path, self.kind, tensors, {**self._identity(), **counted, **meta})
+
+    def _read(self, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Goes back to what `_write` wrote for the same data and settings; the rest is left to the kind."""
+        tensors, meta = saving.read_chain(path, self.kind)
+        saving.check_same(path, meta, self._identity())
+        saving.load_module(path, tensors, "decoder", self.decoder)
+        if self.head is not None:
+            saving.load_module(path, tensors, "head", self.head)
+        self.latents.s.copy_(tensors["s"])
+        for l, p in enumerate(self.latents.places):
+            p.copy_(tensors[f"places:{l}"])
+        self.generator = saving.generator_from(tensors["generator"])
+        self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
+        return tensors, meta
+
+    def _identity(self) -> dict[str, Any]:
+        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
+        values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": head}
+        return saving.as_json({**values, "config": self._settings()})  # through JSON's eyes: tuples are lists there
+
+
+def check_counts(burn_in: int, n_samples: int) -> None:
+    if n_samples < 1:
+        raise UserError(f"a sampler needs at least 1 sample to average over, not {n_samples}")
+    if burn_in < 0:
+        raise UserError(f"burn-in is a number of sweeps, 0 or more, not {burn_in}")
+
+
+def check_labels(labels: Tensor | None, head: BayesianSVM | None, n_images: int) -> None:
+    if (labels is None) != (head is None):
+        missing = "a label head (BayesianSVM)" if head is None else "labels"
+        raise UserError(f"labels and a label head belong together: {missing} is missing")
+    if labels is None or head is None:
+        return
+    if labels.shape != (n_images,):
+        raise UserError(
+            f"{n_images} images, but labels of shape {tuple(labels.shape)}; give one per image, -1 for none"
+        )
+    if len(labels) and (int(labels.min()) < -1 or int(labels.max()) >= head.n_classes):
+        raise UserError(f"labels must lie between -1 (none) and {head.n_classes - 1}, the head's last class")
