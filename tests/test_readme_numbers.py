@@ -73,6 +73,7 @@ def test_all_labels(beginning: str, row: str, n: str) -> None:
         ("caption of the nearest image", "64/nearest", "100"),
         ("two-step", "64/two-step", "100"),
         ("joint,", "64/joint", "100"),
+        ("joint at 128 pixels", "128/joint", "100"),
         ("from half of the captions", "64/joint-50", "50"),
         ("the same with the other images", "64/joint-50-images", "50"),
         ("from a tenth of the captions", "64/joint-10", "10"),
