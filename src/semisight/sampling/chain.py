@@ -3,6 +3,7 @@
 A chain works on the decoder and the label head that it is given: they always hold its current parameters.
 """
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from semisight.sampling.codes import CodePrior, label_prior, standard_prior
 from semisight.sampling.latents import Latents, checked_images, first_latents
 
 
-class Chain:
+class Chain(ABC):
     """`number` counts passes over the images, `seconds` what they took, before a resumption too."""
 
     kind: ClassVar[str]  # stands in its files
@@ -55,9 +56,9 @@ class Chain:
             return standard_prior(self.decoder, n_images)
         return label_prior(self.decoder, self.head, self.labels[index], lam)
 
+    @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """The settings that must be the same for a saved chain to be this one."""
-        raise NotImplementedError
 
     def _write(self, path: str | Path, tensors: dict[str, Tensor], **meta: Any) -> None:
         """Everything that all chains hold, and what this kind holds besides, in one file."""
