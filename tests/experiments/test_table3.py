@@ -11,7 +11,7 @@ from PIL import Image
 from semisight.app.reproduce import Request, reproduce
 from semisight.data.scenes import read_scenes
 from semisight.errors import UserError
-from semisight.experiments import results, table3
+from semisight.experiments import results, table3, table3_sets
 from semisight.learning.trainer import Fitted
 
 
@@ -50,12 +50,12 @@ def test_every_row_of_scenes_at_smoke_size(tmp_path: Path) -> None:
 
 def test_flickr8k_s_layout_its_splits_and_its_cache(flickr: Path, tmp_path: Path) -> None:
     out, cache = tmp_path / "table3.csv", tmp_path / "cache"
-    of = table3.sets(flickr, 64, 0, smoke=True, cache=cache)
+    of = table3_sets.sets(flickr, 64, 0, smoke=True, cache=cache)
     assert (len(of.train), len(of.pick), len(of.report)) == (23, 7, 10)
     assert set(of.report.names) == {f"{i}.jpg" for i in range(30, 40)}
     assert len({*of.train.names, *of.pick.names}) == 30
-    assert all(captions is not None and len(captions) == 2 for captions in table3.captions_of(of.train))
-    other = table3.sets(flickr, 64, 1, smoke=True, cache=cache)
+    assert all(captions is not None and len(captions) == 2 for captions in table3_sets.captions_of(of.train))
+    other = table3_sets.sets(flickr, 64, 1, smoke=True, cache=cache)
     assert other.report.names == of.report.names and other.pick.names != of.pick.names
 
     rows = ["64/nearest", "128/joint"]
@@ -89,15 +89,15 @@ def test_rows_with_the_same_images_share_their_image_model(
 
 
 def test_rows_that_say_what_the_distance_is_due_to(flickr: Path, tmp_path: Path) -> None:
-    of = table3.sets(flickr, 64, 0, smoke=True, cache=tmp_path / "cache")
-    blind = table3.varied("blind", of)
+    of = table3_sets.sets(flickr, 64, 0, smoke=True, cache=tmp_path / "cache")
+    blind = table3_sets.varied("blind", of)
     everywhere = torch.cat([images.batch(torch.arange(len(images))) for images in (blind.train, blind.report)])
     assert torch.equal(everywhere, of.train.mean_image().expand_as(everywhere))
     assert blind.train.captions == of.train.captions and blind.report.captions == of.report.captions
-    assert table3.varied("joint-half-steps", of).setting.steps == of.setting.steps // 2
-    smaller = table3.varied("joint-half-model", of)
+    assert table3_sets.varied("joint-half-steps", of).setting.steps == of.setting.steps // 2
+    smaller = table3_sets.varied("joint-half-model", of)
     assert [layer.maps for layer in smaller.layers] == [3, 4] and smaller.setting.captions.hidden_size == 4
-    assert table3.varied("joint", of) == of
+    assert table3_sets.varied("joint", of) == of
 
     rows = ["64/joint", *(f"64/{kind}" for kind in ("blind", *table3.HALVED))]
     added = table3.run(
@@ -125,9 +125,9 @@ def test_the_baselines_that_do_not_learn() -> None:
 
 
 def test_full_size_fits_its_architectures() -> None:
-    for size, layers in table3.LAYERS.items():
+    for size, layers in table3_sets.LAYERS.items():
         assert table3.Architecture((3, size, size), layers).code_shape == (96, 4, 4)
-    for size, layers in table3.SCENE_LAYERS.items():
+    for size, layers in table3_sets.SCENE_LAYERS.items():
         assert table3.Architecture((3, size, size), layers).code_shape == (192, 1, 1)
 
 

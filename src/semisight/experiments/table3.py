@@ -42,22 +42,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.data.batches import Shuffled
-from semisight.data.cache import cached_folder
-from semisight.data.caption_files import read_captions
-from semisight.data.image_set import ImageSet, random_order, split
-from semisight.data.scene_captions import Facts, facts_of, names_rightly
-from semisight.data.scene_layout import make_scenes
-from semisight.data.scenes import read_scenes
+from semisight.data.image_set import ImageSet, random_order
+from semisight.data.scene_captions import names_rightly
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
 from semisight.evaluation.captions import score_captions
 from semisight.experiments import results
 from semisight.experiments.limits import Limits
+from semisight.experiments.table3_sets import SCENES, Sets, Setting, captions_of, sets, varied
 from semisight.experiments.unfinished import forget, unfinished
 from semisight.learning.caption_objective import CaptionObjective, posteriors_of
 from semisight.learning.caption_training import (
-    CaptionSettings,
     build_caption_objective,
     caption_plan,
     caption_validator,
@@ -69,11 +65,10 @@ from semisight.learning.encoded_captions import EncodedCaptions
 from semisight.learning.objective import ImageObjective
 from semisight.learning.step import Plan
 from semisight.learning.trainer import Trainer
-from semisight.model.architecture import Architecture, Layer
+from semisight.model.architecture import Architecture
 from semisight.model.image_model import ImageModel
 
 TABLE = "table3"
-SCENES = "builtin:scenes"
 SIZES = (64, 128)
 SHARES = {"joint-10": 10, "joint-10-images": 10, "joint-50": 50, "joint-50-images": 50}  # percent
 HALVED = ("joint-half-steps", "joint-half-model")
@@ -87,63 +82,11 @@ PAPER = {
     "joint": {"BLEU-1": "0.70", "BLEU-2": "0.49", "BLEU-3": "0.33", "BLEU-4": "0.22", "perplexity": "15.24"},
 }
 
-N_PICK, N_SCENES, N_REPORT = 500, 8000, 1000
-REPORT_SEED = 1_000_003  # scenes that no split number trains on
 N_CODES, BEAM = 20, 5  # for the report; while training 5 codes, see caption_validator
 STEPS_TO_VALIDATION, WARMUP = 200, 50
 FOR_THE_REPORT = 0.15  # of a row's minutes
 START_IMAGES = 1000
-_SHARE, _PICK = 14, 15  # streams of the seed
-
-_TOP = (Layer(32, 3, 2, "same"), Layer(64, 3, 2, "same"), Layer(96, 5))
-LAYERS = {64: (Layer(16, 5, 2, "same"), *_TOP), 128: (Layer(24, 5, 4, "same"), *_TOP)}  # 64-32-16-8-4, 128-32-16-8-4
-# 64-32-16-2-1, 128-32-16-2-1: 5 x 5 of the 16 x 16 places hold a small shape. Pooled over a quarter of the picture, a
-# shape learned in one place is known in all; with places in the code it is learned in each of them anew.
-_POOLED = (Layer(32, 5, 2, "same"), Layer(96, 5, 8, "same"), Layer(192, 2))
-SCENE_LAYERS = {64: (Layer(16, 5, 2, "same"), *_POOLED), 128: (Layer(24, 5, 4, "same"), *_POOLED)}
-SMOKE_SIZE, SMOKE_LAYERS = 16, (Layer(6, 3, 2, "same"), Layer(8, 5))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How the learned rows are trained; images without a caption come beside `batch_size` captioned ones."""
-
-    captions: CaptionSettings
-    steps: int
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    average: float | None = 0.99
-    head_start: bool = False  # `steps` of the image model alone before captions are learned with it
-    patience: int | None = None  # steps without a lower perplexity after which no more captions are learned
-
-
-_OURS = CaptionSettings(
-    hidden_size=256, embedding_size=256, start="wide", pull=True, xi_scale=10.0, captions_per_step=None
-)
-# People word one picture in many ways, so few words are sure; to look for them would take half as long again.
-FLICKR = Setting(
-    replace(_OURS, confident=0.0, captions_per_step=2), steps=2000, learning_rate=1e-3, head_start=True, patience=800
-)
-SCENE = Setting(replace(_OURS, min_count=1), steps=3000)
-SMOKE = Setting(
-    replace(_OURS, min_count=1, hidden_size=8, embedding_size=8, captioned_per_batch=4),
-    steps=2,
-    batch_size=8,
-    head_start=True,
-)
-
-
-@dataclass(frozen=True)
-class Sets:
-    """Images with captions: to learn from, to pick weights by, and to report on (with what is to be seen, if known)."""
-
-    dataset: str
-    train: ImageSet
-    pick: ImageSet
-    report: ImageSet
-    facts: tuple[Facts, ...] | None
-    setting: Setting
-    layers: tuple[Layer, ...]
+_SHARE = 14  # stream of the seed
 
 
 @dataclass
@@ -206,70 +149,6 @@ def run(
             added += cells
     forget(shared.used)  # and no others: a row that was stopped goes on with its own
     return added
-
-
-# ---- data ----
-
-
-def sets(data: str | Path, size: int, seed: int, smoke: bool = False, cache: Path | None = None) -> Sets:
-    if str(data) == SCENES:
-        return _scenes(size, seed, smoke)
-    if str(data).startswith("builtin:"):
-        raise UserError(
-            f"Table 3 is measured on {SCENES} (without options) or on the folder of Flickr8k, not on {data}"
-        )
-    return _flickr8k(Path(data), size, seed, smoke, cache)
-
-
-def _scenes(size: int, seed: int, smoke: bool) -> Sets:
-    side, n_train, n_pick, n_report = (SMOKE_SIZE, 40, 12, 12) if smoke else (size, N_SCENES, N_PICK, N_REPORT)
-    train, pick = split(read_scenes(n_train + n_pick, side, seed), n_pick, seed)
-    report = read_scenes(n_report, side, REPORT_SEED)
-    facts = tuple(facts_of(scene) for scene in make_scenes(n_report, REPORT_SEED))
-    setting, layers = (SMOKE, SMOKE_LAYERS) if smoke else (SCENE, SCENE_LAYERS[size])
-    return Sets("scenes", train, pick, report, facts, setting, layers)
-
-
-def _flickr8k(folder: Path, size: int, seed: int, smoke: bool, cache: Path | None) -> Sets:
-    """Each part from a cache of its own: images stay on the disk, mapped."""
-    table = read_captions(folder / "dataset_flickr8k.json", folder / "Images")
-    train, val = table.subset("train"), table.subset("val")
-    order = random_order(len(train), seed, _PICK).tolist()
-    n_pick = min(N_PICK, len(train) // 4)
-    parts = []
-    for of, chosen in ((train, sorted(order[n_pick:])), (train, sorted(order[:n_pick])), (val, range(len(val)))):
-        captions = {of.names[i]: of.captions[i] for i in chosen}
-        side = SMOKE_SIZE if smoke else size
-        images = cached_folder(folder / "Images", size=side, names=list(captions), cache=cache)
-        parts.append(replace(images, captions=tuple(captions[name] for name in images.names)))
-    setting, layers = (SMOKE, SMOKE_LAYERS) if smoke else (FLICKR, LAYERS[size])
-    return Sets("flickr8k", parts[0], parts[1], parts[2], None, setting, layers)
-
-
-def varied(kind: str, of: Sets) -> Sets:
-    """What a row changes in the images or in the settings."""
-    if kind == "blind":
-        mean = of.train.mean_image()
-        train, pick, report = (of_mean(images, mean) for images in (of.train, of.pick, of.report))
-        return replace(of, train=train, pick=pick, report=report, setting=replace(of.setting, head_start=False))
-    if kind == "joint-half-steps":
-        return replace(of, setting=replace(of.setting, steps=of.setting.steps // 2))
-    if kind == "joint-half-model":
-        words = of.setting.captions
-        words = replace(words, hidden_size=words.hidden_size // 2, embedding_size=words.embedding_size // 2)
-        layers = tuple(replace(layer, maps=layer.maps // 2) for layer in of.layers)
-        return replace(of, setting=replace(of.setting, captions=words), layers=layers)
-    return of
-
-
-def of_mean(images: ImageSet, mean: Tensor) -> ImageSet:
-    """Every picture replaced by `mean`; no memory is taken for the copies."""
-    return replace(images, images=mean.expand(len(images), *mean.shape))
-
-
-def captions_of(images: ImageSet) -> tuple[tuple[str, ...], ...]:
-    assert images.captions is not None
-    return images.captions
 
 
 # ---- rows ----
