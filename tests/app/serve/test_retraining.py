@@ -75,7 +75,8 @@ def wait(training: Retraining, *states: str) -> None:
     pytest.fail(str(training.progress()))
 
 
-def test_a_failure_is_said_and_the_next_one_may_start(tmp_path: Path) -> None:
+def test_a_failure_is_said_and_the_next_one_may_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what a child prints to a file is then held back
     taken: list[Path] = []
     training = Retraining(taken.append)
     training.start(child("print('reading'); raise SystemExit('error: no labels')"), tmp_path / "run")

@@ -80,6 +80,7 @@ class Retraining:
                         stdin=subprocess.PIPE,  # by its end the child learns of ours
                         stdout=output,
                         stderr=subprocess.STDOUT,
+                        env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines as they are said, and in their order
                         start_new_session=True,  # Ctrl-C is for the server, which then stops the child its own way
                     )
             except OSError as error:
