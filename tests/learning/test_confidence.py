@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from semisight.learning.confidence import confident_targets, expected_gain, remember
+from semisight.learning.confidence import confident_targets, remember, said, total_gain
 
 EQUAL = torch.full((3,), 1 / 3)
 
@@ -36,15 +36,23 @@ def test_scores_count_up_to_a_constant_per_image() -> None:
 def test_the_running_mean_comes_to_what_is_seen() -> None:
     seen = EQUAL.clone()
     for _ in range(1000):
-        remember(seen, scores([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]))
+        remember(seen, said(scores([0.7, 0.2, 0.1], [0.5, 0.2, 0.3])))
     torch.testing.assert_close(seen, torch.tensor([0.6, 0.2, 0.2]), atol=1e-3, rtol=0)
+
+
+def test_what_parts_of_a_batch_say_adds_up_and_no_image_says_nothing() -> None:
+    whole = scores([0.7, 0.2, 0.1], [0.5, 0.2, 0.3], [0.1, 0.1, 0.8])
+    torch.testing.assert_close(said(whole[:1]) + said(whole[1:]) + said(whole[:0]), said(whole))
+    seen = EQUAL.clone()
+    remember(seen, said(whole[:0]))
+    assert torch.equal(seen, EQUAL)
 
 
 def test_nothing_is_learned_where_the_model_is_not_sure() -> None:
     targets = confident_targets(scores([0.99, 0.005, 0.005], [0.5, 0.3, 0.2]), EQUAL, EQUAL, 0.95)
     learned = torch.zeros(2, 3, requires_grad=True)
-    gain = expected_gain(learned.log_softmax(1), targets)
-    assert float(gain.detach()) == pytest.approx(-torch.tensor(3.0).log().item() / 2)
+    gain = total_gain(learned.log_softmax(1), targets)
+    assert float(gain.detach()) == pytest.approx(-torch.tensor(3.0).log().item())
     gain.backward()
     assert learned.grad is not None
     assert float(learned.grad[0, 0]) > 0 and float(learned.grad[1].abs().sum()) == 0

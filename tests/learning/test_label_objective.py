@@ -155,11 +155,43 @@ def test_balance_gives_the_classes_their_shares() -> None:
     torch.testing.assert_close(r.mean(0), shares, atol=1e-3, rtol=0)
 
 
-def test_two_processes_see_the_moves_of_one() -> None:
-    """Halves of a batch, each with its rows, encode what the whole would (agreement looks at the rows at hand)."""
-    pull = Pull(agreement=0.0, latent=0.0, bound_images=None)
-    of = objective(pull=pull)
-    labels = torch.arange(N) % 3
+@pytest.mark.parametrize("n_known", [N, 4])
+def test_processes_add_up_to_one(n_known: int) -> None:
+    """Halves of a batch, each with its rows, learn what the whole would, though all labelled images are in the first
+    (but for agreement, which looks at the rows at hand)."""
+    labels = torch.where(torch.arange(N) < n_known, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(agreement=0.0, threshold=0.35, bound_images=8), labels=labels, head="softmax")
+    torch.nn.init.normal_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
+    images = ImageSet(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
+    of.refresh(images, torch.full((3,), 1 / 3), torch.Generator().manual_seed(0))
     whole = step(of, labels)
+    gradient = gradients(of, whole)
     halves = [step(of, labels, Rows(0, 12, N)), step(of, labels, Rows(12, N, N))]
+    assert halves[0].terms.keys() == halves[1].terms.keys() == whole.terms.keys()
+    for name, term in whole.terms.items():
+        if name != "alpha0":
+            torch.testing.assert_close((halves[0].terms[name] + halves[1].terms[name]) / 2, term, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close((halves[0].loss + halves[1].loss) / 2, whole.loss, rtol=1e-4, atol=1e-3)
+    of_halves = [gradients(of, half) for half in halves]
+    for name, both in gradient.items():
+        torch.testing.assert_close((of_halves[0][name] + of_halves[1][name]) / 2, both, rtol=1e-3, atol=1e-3)
+
+
+def test_what_was_said_counts_only_after_the_step() -> None:
+    """A step that is thrown away leaves no trace."""
+    labels = torch.where(torch.arange(N) < 4, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0), labels=labels)
+    torch.nn.init.normal_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
+    before = of.seen.clone()
+    step(of, labels)
+    assert torch.equal(of.seen, before)
+    of.after_step(0)
+    assert not torch.equal(of.seen, before)
+
+
+def test_labelled_images_have_no_targets_but_their_labels() -> None:
+    of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.0))
+    assert "confident" not in step(of, torch.arange(N) % 3).terms
+    labels = torch.where(torch.arange(N) < 4, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.0), labels=labels)
+    assert float(step(of, labels).terms["sure"]) == pytest.approx(1.0)

@@ -34,12 +34,19 @@ def confident_targets(scores: Tensor, seen: Tensor, shares: Tensor, threshold: f
 
 
 @torch.no_grad()
-def remember(seen: Tensor, scores: Tensor) -> None:
-    """Brings the running mean of p up to date, in place."""
-    seen.mul_(MEMORY).add_(scores.softmax(1).mean(0).to(seen), alpha=1 - MEMORY)
+def said(scores: Tensor) -> Tensor:
+    """What `remember` needs of a batch, [C + 1]: the sum of p, and of how many images it is. Sums of parts add up."""
+    return torch.cat([scores.softmax(1).sum(0), scores.new_tensor([len(scores)])])
 
 
-def expected_gain(scores: Tensor, targets: Targets) -> Tensor:
-    """Mean over the batch of log p(target | X), zero where there is no target."""
+@torch.no_grad()
+def remember(seen: Tensor, of_batch: Tensor) -> None:
+    """Brings the running mean of p up to date, in place, by what was `said` of a batch."""
+    if of_batch[-1] > 0:
+        seen.lerp_((of_batch[:-1] / of_batch[-1]).to(seen), 1 - MEMORY)
+
+
+def total_gain(scores: Tensor, targets: Targets) -> Tensor:
+    """Sum over the images of log p(target | X), zero where there is no target."""
     chosen = scores.gather(1, targets.label[:, None]).squeeze(1)
-    return (chosen * targets.sure).mean()
+    return (chosen * targets.sure).sum()

@@ -25,10 +25,10 @@ from semisight.data.moving import Moves
 from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
 from semisight.learning.bounds import image_bound
-from semisight.learning.confidence import Targets, confident_targets, expected_gain, remember
+from semisight.learning.confidence import Targets, confident_targets, remember, said, total_gain
 from semisight.learning.objective import ImageObjective
 from semisight.learning.propagation import Propagation
-from semisight.learning.step import Batch, Images, Rows, Step
+from semisight.learning.step import Batch, Images, Rows, Step, sum_over_processes
 from semisight.model.labels import LabelHead
 
 
@@ -75,12 +75,21 @@ class LabelObjective(nn.Module):
     seen: Tensor
 
     def __init__(
-        self, images: ImageObjective, head: nn.Module, labels: Tensor, xi: Xi, pull: Pull | None = None
+        self,
+        images: ImageObjective,
+        head: nn.Module,
+        labels: Tensor,
+        xi: Xi,
+        pull: Pull | None = None,
+        rho: float | None = None,
     ) -> None:
+        """`rho` is how much of a batch has a label, on average; None where that is as much as of all images."""
         super().__init__()
         self.images, self.head, self.xi, self.pull = images, head, xi, pull
         n_classes = cast(LabelHead, head).n_classes
         self.train_labels = labels
+        self.rho = float((labels >= 0).float().mean()) if rho is None else rho
+        self._said: Tensor | None = None  # of this step, by this process
         n_rows = len(labels) if pull is not None and pull.latent > 0 else 0
         self.register_buffer("responsibilities", torch.zeros(n_rows, n_classes))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
@@ -102,24 +111,27 @@ class LabelObjective(nn.Module):
         bound = bound.with_side(weight * label)
         loss = -(bound.value + self.images.surrogate(x, posterior, decoded, bound)).mean()
         terms = self.images.terms(bound) | {"label": _mean_of_labelled(label, labels)}
-        return Step(loss - self._prior(weight * _share(labels)), terms)
+        return Step(loss - self._prior(weight * self.rho), terms)
 
     def _pulled(self, batch: Batch, generator: torch.Generator, rows: Rows, weight: float, pull: Pull) -> Step:
+        """Every term is a sum over images, each with a weight that does not depend on the rows at hand: several
+        processes then add up to one, though the labelled images of a batch are all with the first of them."""
         labels = _labels(batch)
-        weight = weight * _share(labels)  # xi counts per image of the batch, labelled or not
+        known, n = labels >= 0, len(labels)
         moved = [self.images.encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows)]
         if pull.agreement > 0:
             moved.append(self.images.encode(self._moved(batch, generator, rows, pull, pull.far), generator, rows))
         scores = [self.label_head.expected_log_prob_all(p.mean, p.log_spread) for p in moved]
         terms, gain = {}, torch.zeros((), device=batch.images.device)
-        known = (labels >= 0).nonzero().squeeze(1)
-        if len(known):
-            terms["label"] = torch.stack([score[known, labels[known]].mean() for score in scores]).mean()
+        if self.rho > 0:
+            right = [score[known].gather(1, labels[known][:, None]).sum() for score in scores]
+            terms["label"] = torch.stack(right).mean() / (self.rho * n)
             gain = gain + terms["label"]
-        if pull.confident > 0:
-            targets = self._targets(batch, generator, rows, pull)
-            terms["sure"] = targets.sure.mean()
-            terms["confident"] = torch.stack([expected_gain(score, targets) for score in scores]).mean()
+        if pull.confident > 0 and self.rho < 1:
+            targets = self._targets(batch, ~known, generator, rows, pull)
+            n_unknown = (1 - self.rho) * n
+            terms["sure"] = targets.sure.sum() / n_unknown
+            terms["confident"] = torch.stack([total_gain(s[~known], targets) for s in scores]).mean() / n_unknown
             gain = gain + pull.confident * terms["confident"]
         if pull.agreement > 0:
             terms["agreement"] = code_agreement(moved[0].mean, moved[1].mean, pull.temperature)
@@ -128,7 +140,7 @@ class LabelObjective(nn.Module):
             r = self.responsibilities[batch.index.to(self.responsibilities.device)]
             terms["latent"] = torch.stack([(r * score).sum(1).mean() for score in scores]).mean()
             gain = gain + pull.latent * terms["latent"]
-        loss = -weight * gain - self._prior(weight)
+        loss = -weight * self.rho * gain - self._prior(weight * self.rho)
         if pull.bound_images != 0:
             bound_loss, bound_terms = self.images.bound_of_last(pull.bound_images, batch.images, generator, rows)
             loss, terms = loss + bound_loss, bound_terms | terms
@@ -138,11 +150,13 @@ class LabelObjective(nn.Module):
         return pull.moves.of_rows(batch.images, generator, strength, rows.total, rows.start)
 
     @torch.no_grad()
-    def _targets(self, batch: Batch, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
-        """What the model is sure of, image by image; nothing is learned on the image moved a little itself."""
-        code = self.images.model.mean_code(self._moved(batch, generator, rows, pull, pull.little), generator)
+    def _targets(self, batch: Batch, of: Tensor, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
+        """What the model is sure of, for the images `of` the batch; nothing is learned on the image moved a little."""
+        images = self._moved(batch, generator, rows, pull, pull.little)[of]
+        n, size = len(images), self.images.model.architecture.code_size  # of several processes one may have none
+        code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
         scores = self.label_head.log_prob_all(code)
-        remember(self.seen, scores)
+        self._said = said(scores)
         return confident_targets(scores, self.seen, self.shares.to(self.seen), pull.threshold)
 
     def _prior(self, weight: float) -> Tensor:
@@ -169,6 +183,9 @@ class LabelObjective(nn.Module):
 
     def after_step(self, global_step: int) -> None:
         self.images.after_step(global_step)
+        if self._said is not None:
+            remember(self.seen, sum_over_processes(self._said))
+            self._said = None
         self.step.fill_(global_step)
 
     def rate_multipliers(self) -> Mapping[str, float]:
@@ -185,11 +202,6 @@ def _labels(batch: Batch) -> Tensor:
     if batch.labels is None:
         return torch.full((len(batch.images),), -1, device=batch.images.device)
     return batch.labels
-
-
-def _share(labels: Tensor) -> float:
-    """rho: how much of the batch is labelled."""
-    return float((labels >= 0).float().mean())
 
 
 def _mean_of_labelled(value: Tensor, labels: Tensor) -> Tensor:

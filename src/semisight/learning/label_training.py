@@ -98,11 +98,12 @@ def build_label_objective(
     """The objective for a training set with these labels (-1 where unknown)."""
     architecture = images.model.architecture
     head = build_head(settings, architecture.code_size, n_classes, seed)
-    xi = settings.weight(architecture.n_pixels, n_classes, labelled_share(labels, settings, batch_size))
+    rho = labelled_share(labels, settings, batch_size)
+    xi = settings.weight(architecture.n_pixels, n_classes, rho)
     weights = (settings.agreement, settings.latent, settings.confident)
     moves = moves_for(architecture.image_shape[0], settings.moves)
     pull = Pull(*weights, bound_images=settings.bound_images, moves=moves) if settings.pull else None
-    return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull)
+    return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull, rho)
 
 
 def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: int) -> int:
@@ -117,8 +118,13 @@ def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: in
 
 
 def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
-    """rho: how much of a batch has a label, on average."""
-    return max(settings.labelled_per_batch / batch_size, float((labels >= 0).float().mean()))
+    """rho: how much of a batch of `label_plan` has a label, on average."""
+    n_unknown = int((labels < 0).sum())
+    share = 1 - n_unknown / len(labels)
+    if share >= settings.labelled_per_batch / batch_size:
+        return share
+    unlabelled = min(batch_size - settings.labelled_per_batch, n_unknown)
+    return settings.labelled_per_batch / (settings.labelled_per_batch + unlabelled)
 
 
 def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> Plan:
