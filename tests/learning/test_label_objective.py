@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from semisight.data.image_set import ImageSet
 from semisight.learning.agreement import code_agreement
+from semisight.learning.averaging import AveragedWeights
 from semisight.learning.label_objective import LabelObjective, Pull, Xi, paper_xi
 from semisight.learning.objective import ImageObjective
 from semisight.learning.propagation import Propagation, balanced
@@ -195,3 +196,18 @@ def test_labelled_images_have_no_targets_but_their_labels() -> None:
     labels = torch.where(torch.arange(N) < 4, torch.arange(N) % 3, -1)
     of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.0), labels=labels)
     assert float(step(of, labels).terms["sure"]) == pytest.approx(1.0)
+
+
+def test_averaged_weights_say_what_is_believed() -> None:
+    labels = torch.where(torch.arange(N) < 4, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.6), labels=labels, head="softmax")
+    torch.nn.init.normal_(of.head.scores.beta, std=3)  # type: ignore[union-attr, arg-type]
+    own = step(of, labels)
+    of.averages = AveragedWeights(dict(of.named_parameters()), 0.9)
+    same = step(of, labels)
+    assert torch.equal(own.loss, same.loss) and float(own.terms["sure"]) > 0
+    flat = {name: torch.zeros_like(p) if "beta" in name else p for name, p in of.named_parameters()}
+    of.averages.load(flat, 0)  # they believe nothing: no image is sure, and moved images are to have equal labels
+    other = step(of, labels)
+    assert float(other.terms["sure"]) == 0 and not torch.equal(own.loss, other.loss)
+    assert torch.equal(other.terms["label"], own.terms["label"]), "labels are learned by the weights themselves"

@@ -50,7 +50,7 @@ class Moves:
 
 
 # Chosen on CIFAR-10 with 4,000 labels; a photograph is of things that stand upright (docs/experiments.md).
-PHOTO_MOVES = Moves(turn=0.16, scale=0.09, aspect=0.07, shear=0.12, shift=0.07, bend=0.03, light=0.18, mirror=True)
+PHOTO_MOVES = Moves(turn=0.09, scale=0.09, aspect=0.07, shear=0.07, shift=0.15, bend=0.02, light=0.18, mirror=True)
 MovesName = Literal["auto", "drawings", "photos"]
 
 

@@ -17,7 +17,7 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
     softmax         `local` with a softmax in the Bayesian SVM's place
     pull            ours: normalised maps and ReLU after pooling, one layer more, and unlabelled images pull (Pull)
     pull-no-bound   `pull` without the image model: what the bound is worth
-    labelled-alone  the network of `pull`, as many steps, on the labelled images alone, moved as far
+    labelled-alone  the network of `pull`, as many steps and labelled images a step, without the others
 """
 
 import tempfile
@@ -80,11 +80,10 @@ class Setting:
 
 PRINTED = Setting(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
 PULL = Setting(
-    LabelSettings(head="softmax", xi="hundredfold", agreement=0.0, latent=0.0),
+    LabelSettings(head="softmax", xi="hundredfold", agreement=0.0, latent=0.0, bound_images=32),
     nonlinearity="norm-relu",
-    batch_size=288,  # of labelled-alone
-    beside=256,
-    epochs=12,
+    beside=128,
+    epochs=15,
     learning_rate=2e-3,
     schedule="cosine",
     average=0.995,
@@ -214,24 +213,30 @@ def image_objective(setting: Setting, train: ImageSet, seed: int) -> ImageObject
     return ImageObjective(model, setting.gradient, seed=seed)
 
 
+def with_batches(setting: Setting, labels: torch.Tensor) -> Setting:
+    """The setting with batches as `beside` asks for them."""
+    if setting.beside is None:
+        return setting
+    n_known, n_others = int((labels >= 0).sum()), int((labels < 0).sum())
+    beside = min(setting.beside, n_others)
+    labelled = labelled_beside(n_known, n_others, beside)
+    return replace(setting, labels=replace(setting.labels, labelled_per_batch=labelled), batch_size=labelled + beside)
+
+
 def train_labels(
     setting: Setting, of: Sets, seed: int, minutes: float, smoke: bool, threads: int, progress: bool
 ) -> tuple[float, float]:
     """Test error of the last weights, and of those with the least validation error."""
     labels = of.train.labels
     assert labels is not None
-    steps = setting.epochs * label_plan(labels, setting.labels, setting.batch_size).steps_per_epoch
+    setting = with_batches(setting, labels)
+    settings = setting.labels
+    steps = setting.epochs * label_plan(labels, settings, setting.batch_size).steps_per_epoch
     if setting.alone:
         of = replace(of, train=of.train.subset((labels >= 0).nonzero().squeeze(1).tolist()))
+        setting = replace(setting, batch_size=settings.labelled_per_batch)
         labels = of.train.labels
         assert labels is not None
-    elif setting.beside is not None:
-        n_known, n_others = int((labels >= 0).sum()), int((labels < 0).sum())
-        beside = min(setting.beside, n_others)
-        labelled = labelled_beside(n_known, n_others, beside)
-        of_labels = replace(setting.labels, labelled_per_batch=labelled)
-        setting = replace(setting, labels=of_labels, batch_size=labelled + beside)
-    settings = setting.labels
     objective = build_label_objective(
         image_objective(setting, of.train, seed), labels, len(of.train.class_names), settings, setting.batch_size, seed
     )

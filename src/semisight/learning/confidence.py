@@ -1,11 +1,13 @@
-"""Beyond the paper: what the model is sure of on an image moved a little is what it learns on the image moved far.
+"""Beyond the paper: what the model believes of an image moved a little is what it learns on the image moved far.
 
     p      = p(label | a little moved X), each class scaled so that over time classes come as often as their shares
-    target = the likeliest class of p, where its probability is above `threshold`; else there is none
+    target = the likeliest class of p, where its probability is above `threshold`; else p itself
 
-(confident pseudo-labels, Lee, 2013, and Sohn et al., 2020; shares: Berthelot et al., 2020). What is assumed: the moves
-keep the label, and the classes' shares are known (equal, or those of the labels). An image of which the model is not
-sure pulls on nothing, so that mistakes do not confirm themselves before they are corrected.
+p is that of the averaged weights where the trainer keeps any: they vary less, and are more often right (Tarvainen and
+Valpola, 2017). Where the model is sure it becomes surer (confident pseudo-labels, Lee, 2013, and Sohn et al., 2020;
+shares: Berthelot et al., 2020). Where it is not, moved images are only to agree: p as it is makes no belief stronger,
+so mistakes do not confirm themselves before they are corrected. What is assumed: the moves keep the label, and the
+classes' shares are known (equal, or those of the labels).
 """
 
 from dataclasses import dataclass
@@ -18,19 +20,21 @@ MEMORY = 0.99  # of the running mean of p, per step
 
 @dataclass(frozen=True)
 class Targets:
-    """Probable labels of a batch: int64 [B], and which of them count, [B] of 0 and 1."""
+    """What is to be learned of the images of a batch: a distribution over labels each, [B, C], and which are sure."""
 
     label: Tensor
-    sure: Tensor
+    sure: Tensor  # [B] of 0 and 1
 
 
 @torch.no_grad()
-def confident_targets(scores: Tensor, seen: Tensor, shares: Tensor, threshold: float) -> Targets:
+def targets_from(scores: Tensor, seen: Tensor, shares: Tensor, threshold: float) -> Targets:
     """From log p(label | X) up to a constant per image, [B, C], and the running mean `seen` of p, [C]."""
     p = scores.softmax(1) * (shares / seen.clamp_min(1e-6))
     p = p / p.sum(1, keepdim=True)
-    probability, label = p.max(1)
-    return Targets(label, (probability > threshold).to(scores.dtype))
+    probability, likeliest = p.max(1)
+    sure = probability > threshold
+    alone = torch.nn.functional.one_hot(likeliest, p.shape[1]).to(p)
+    return Targets(torch.where(sure[:, None], alone, p), sure.to(p))
 
 
 @torch.no_grad()
@@ -47,6 +51,5 @@ def remember(seen: Tensor, of_batch: Tensor) -> None:
 
 
 def total_gain(scores: Tensor, targets: Targets) -> Tensor:
-    """Sum over the images of log p(target | X), zero where there is no target."""
-    chosen = scores.gather(1, targets.label[:, None]).squeeze(1)
-    return (chosen * targets.sure).sum()
+    """Sum over the images of E_target log p(label | X)."""
+    return (targets.label * scores).sum()

@@ -5,8 +5,8 @@ The paper's:      bound + xi log p(label | s)      for a labelled image, and the
 Beyond it (`Pull`), images are moved (data/moving.py), and in units of xi
 
     label       E_q(s|moved X) log p(label | s)                    for the labelled images
-    confident   the same for the label that the model is sure of   learning/confidence.py
-                on the image moved only a little
+    confident   the same for what the model believes of the        learning/confidence.py
+                image moved only a little
     agreement   codes of one image moved in two ways agree         learning/agreement.py
     latent      sum_c r_c E_q(s|moved X) log p(c | s)              r: probable labels, learning/propagation.py
 
@@ -15,6 +15,7 @@ classes' shares. The parts are separate and named; with pull=None what is left i
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,8 +25,9 @@ from torch import Tensor, nn
 from semisight.data.moving import Moves
 from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
+from semisight.learning.averaging import AveragedWeights
 from semisight.learning.bounds import image_bound
-from semisight.learning.confidence import Targets, confident_targets, remember, said, total_gain
+from semisight.learning.confidence import Targets, remember, said, targets_from, total_gain
 from semisight.learning.objective import ImageObjective
 from semisight.learning.propagation import Propagation
 from semisight.learning.step import Batch, Images, Rows, Step, sum_over_processes
@@ -58,8 +60,8 @@ class Pull:
     latent: float = 1.0
     confident: float = 1.0
     temperature: float = 0.2  # of agreement
-    threshold: float = 0.95  # of confidence
-    little: float = 0.4  # strength of the move on which the model has to be sure
+    threshold: float = 0.95  # above it, only the likeliest label is learned
+    little: float = 0.4  # strength of the move under which the model is asked
     far: float = 1.3  # strength of the moves that it learns from
     bound_images: int | None = 64  # how many of a batch enter the bound; 0 leaves the image model out, None takes all
     moves: Moves = field(default_factory=Moves)
@@ -89,6 +91,7 @@ class LabelObjective(nn.Module):
         n_classes = cast(LabelHead, head).n_classes
         self.train_labels = labels
         self.rho = float((labels >= 0).float().mean()) if rho is None else rho
+        self.averages: AveragedWeights | None = None  # from the trainer
         self._said: Tensor | None = None  # of this step, by this process
         n_rows = len(labels) if pull is not None and pull.latent > 0 else 0
         self.register_buffer("responsibilities", torch.zeros(n_rows, n_classes))
@@ -151,13 +154,14 @@ class LabelObjective(nn.Module):
 
     @torch.no_grad()
     def _targets(self, batch: Batch, of: Tensor, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
-        """What the model is sure of, for the images `of` the batch; nothing is learned on the image moved a little."""
+        """What is believed of the images `of` the batch; nothing is learned on the image moved a little itself."""
         images = self._moved(batch, generator, rows, pull, pull.little)[of]
         n, size = len(images), self.images.model.architecture.code_size  # of several processes one may have none
-        code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
-        scores = self.label_head.log_prob_all(code)
+        with nullcontext() if self.averages is None else self.averages.in_place():
+            code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
+            scores = self.label_head.log_prob_all(code)
         self._said = said(scores)
-        return confident_targets(scores, self.seen, self.shares.to(self.seen), pull.threshold)
+        return targets_from(scores, self.seen, self.shares.to(self.seen), pull.threshold)
 
     def _prior(self, weight: float) -> Tensor:
         """One image's share of log p(beta), in the same units as the labels."""
