@@ -90,7 +90,7 @@ Pull = Annotated[
     bool | None,
     _option(
         "--pull/--no-pull",
-        help="Whether unlabelled images pull on the labels: labels that the model is sure of are learned on moved "
+        help="Whether unlabelled images pull on the labels: what the model believes of them is learned on moved "
         "images, codes of moved images agree, and probable labels spread over a graph of codes.",
         panel=_LABELS,
         default="pull",

@@ -3,7 +3,7 @@
     X' = light(X o warp),  warp = affine (turn, scale, aspect, shear, shift) + a smooth bend
 
 What is assumed is that the label does not change under such moves. With `strength` 0 nothing moves. Photographs have
-mirror images and are moved less far; drawings and writing have none: a mirrored 2 is not a 2.
+mirror images and are turned and bent less; drawings and writing have none: a mirrored 2 is not a 2.
 """
 
 from dataclasses import dataclass
