@@ -198,6 +198,16 @@ def test_labelled_images_have_no_targets_but_their_labels() -> None:
     assert float(step(of, labels).terms["sure"]) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("n_known", "share"), [(4, 1.0), (12, 1.0), (18, 6 / 18)])
+def test_an_unlabelled_image_never_weighs_more_than_a_labelled_one(n_known: int, share: float) -> None:
+    labels = torch.where(torch.arange(N) < n_known, torch.arange(N) % 3, -1)
+    of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.0), labels=labels, head="softmax")
+    torch.nn.init.zeros_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
+    terms = step(of, labels).terms  # every label of every image has probability 1/3
+    assert float(terms["label"]) == pytest.approx(-math.log(3), rel=1e-5)
+    assert float(terms["confident"]) == pytest.approx(-math.log(3) * share, rel=1e-5)
+
+
 def test_averaged_weights_say_what_is_believed() -> None:
     labels = torch.where(torch.arange(N) < 4, torch.arange(N) % 3, -1)
     of = objective(pull=Pull(agreement=0.0, latent=0.0, bound_images=0, threshold=0.6), labels=labels, head="softmax")

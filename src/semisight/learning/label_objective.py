@@ -132,9 +132,9 @@ class LabelObjective(nn.Module):
             gain = gain + terms["label"]
         if pull.confident > 0 and self.rho < 1:
             targets = self._targets(batch, ~known, generator, rows, pull)
-            n_unknown = (1 - self.rho) * n
-            terms["sure"] = targets.sure.sum() / n_unknown
-            terms["confident"] = torch.stack([total_gain(s[~known], targets) for s in scores]).mean() / n_unknown
+            terms["sure"] = targets.sure.sum() / ((1 - self.rho) * n)
+            total = torch.stack([total_gain(s[~known], targets) for s in scores]).mean()
+            terms["confident"] = total / (max(self.rho, 1 - self.rho) * n)  # none weighs more than a labelled image
             gain = gain + pull.confident * terms["confident"]
         if pull.agreement > 0:
             terms["agreement"] = code_agreement(moved[0].mean, moved[1].mean, pull.temperature)
