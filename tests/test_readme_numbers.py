@@ -52,6 +52,18 @@ def test_few_labels(beginning: str, row: str, seeds: int) -> None:
     assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(shown))
 
 
+def test_other_numbers_of_labels_and_photographs() -> None:
+    text = " ".join(README.split())
+    shown = re.search(r"With 60, 100 and 300 labels per class \([^)]*\): ([\d.]+), ([\d.]+) and ([\d.]+);", text)
+    assert shown, "the README no longer says what comes of 60, 100 and 300 labels"
+    for number, n in zip(shown.groups(), ("60", "100", "300"), strict=True):
+        assert same(number, value("table2", "pull", n, "error"))
+    shown = re.search(r"On CIFAR-10 with 4,000 labels, [^:]*: \*\*([\d.]+)\*\*, .* labels alone ([\d.]+) \(", text)
+    assert shown, "the README no longer says what unlabelled images are worth on CIFAR-10"
+    for number, row in zip(shown.groups(), ("pull", "labelled-alone"), strict=True):
+        assert same(number, value("table2", f"cifar-10/{row}", "400", "error"))
+
+
 @pytest.mark.parametrize(
     ("beginning", "row", "n"),
     [
