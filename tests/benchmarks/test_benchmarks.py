@@ -1,6 +1,7 @@
 """The benchmarks run, their arithmetic is right, and what they count on paper is what the model does."""
 
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,8 @@ def test_both_sides_of_a_comparison_do_the_same_work() -> None:
 
 def test_memory_on_paper_is_near_the_measured() -> None:
     architecture = Architecture((3, 32, 32), (Layer(32, 5, 2, "same"), Layer(16, 5)))
-    measured = measure_in_new_process(architecture, batch=64)
+    # one measurement varies by a tenth, and now and then by half
+    measured = statistics.median(measure_in_new_process(architecture, batch=64) for _ in range(3))
     assert 0.7 < step_bytes(architecture, 64) / measured < 1.2
 
 
