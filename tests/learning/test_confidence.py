@@ -1,4 +1,4 @@
-"""Targets where the model is sure: threshold, balance of classes, and what is learned from them."""
+"""What is believed of unlabelled images: threshold, balance of classes, and what is learned from it."""
 
 import torch
 

@@ -16,7 +16,7 @@ from semisight.errors import UserError
 from semisight.learning.caption_training import CaptionSettings
 from semisight.learning.config import TrainConfig, read_settings
 from semisight.learning.gradients import ESTIMATORS, EstimatorName
-from semisight.learning.label_training import LabelSettings, XiRule, labelled_beside
+from semisight.learning.label_training import LabelSettings, XiRule, is_dealt, labelled_beside
 from semisight.learning.objective import Precision
 from semisight.model.architecture import Architecture, Layer, Nonlinearity, check_keys, preset, suggest_architecture
 from semisight.model.image_encoder import POOLINGS, Pooling
@@ -204,14 +204,14 @@ class Settings:
         flat = dict(LABEL_DEFAULTS)
         beside = min(UNLABELLED_PER_BATCH, n_unlabelled)
         labelled = labelled_beside(n_labelled, n_unlabelled, beside)
-        few = n_labelled / n < labelled / (labelled + beside)
+        few = is_dealt(n_labelled, n, labelled, labelled + beside)
         flat["batch_size"] = labelled + beside if few else min(SUPERVISED_BATCH, n)
         flat = {name: value for name, value in flat.items() if name not in self.chosen}
         size = flat.get("batch_size", self.train.batch_size)
         if self.chosen & {"batch_size", "labelled_per_batch"} or not few:
             labelled = min(self.labels.labelled_per_batch, max(1, size // 2))
         flat["labelled_per_batch"] = labelled
-        dealt = n_labelled / n < labelled / size  # as learning/label_training.py decides it
+        dealt = is_dealt(n_labelled, n, labelled, size)
         if dealt:
             size = flat["batch_size"] = min(size, labelled + n_unlabelled)
         steps = max(1, n_unlabelled // (size - labelled) if dealt else n // size)

@@ -50,3 +50,8 @@ class AveragedWeights:
         for name, average in self.tensors().items():
             average.copy_(tensors[name])
         self.updates = updates
+
+
+def in_place_of_weights(averages: AveragedWeights | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, the model holds its averages, if it has any."""
+    return contextlib.nullcontext() if averages is None else averages.in_place()

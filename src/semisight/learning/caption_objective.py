@@ -18,7 +18,6 @@ images of each batch enter the bound, and images without a caption pull:
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.learning.averaging import AveragedWeights
+from semisight.learning.averaging import AveragedWeights, in_place_of_weights
 from semisight.learning.bounds import image_bound
 from semisight.learning.caption_pull import CaptionPull, sure_words
 from semisight.learning.encoded_captions import EncodedCaptions
@@ -175,11 +174,8 @@ class CaptionObjective(nn.Module):
     @torch.no_grad()
     def _sure_words(self, images: Tensor, generator: torch.Generator, threshold: float) -> tuple[Tensor, Tensor]:
         """Captions of the images' mean codes, and which words are sure; by the averaged weights, if there are any."""
-        with nullcontext() if self.averages is None else self.averages.in_place():
-            # one process of several may have no image without a caption
-            n, size = len(images), self.images.model.architecture.code_size
-            code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
-            return sure_words(self.head, code, threshold)
+        with in_place_of_weights(self.averages):
+            return sure_words(self.head, self.images.model.mean_code(images, generator), threshold)
 
     def _confident(self, captions: Tensor, sure: Tensor, code: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of xi log p of the sure words; their share, and mean log p."""

@@ -15,7 +15,6 @@ classes' shares. The parts are separate and named; with pull=None what is left i
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from semisight.data.moving import Moves
 from semisight.errors import UserError
 from semisight.learning.agreement import code_agreement
-from semisight.learning.averaging import AveragedWeights
+from semisight.learning.averaging import AveragedWeights, in_place_of_weights
 from semisight.learning.bounds import image_bound
 from semisight.learning.confidence import Targets, remember, said, targets_from, total_gain
 from semisight.learning.objective import ImageObjective
@@ -156,10 +155,8 @@ class LabelObjective(nn.Module):
     def _targets(self, batch: Batch, of: Tensor, generator: torch.Generator, rows: Rows, pull: Pull) -> Targets:
         """What is believed of the images `of` the batch; nothing is learned on the image moved a little itself."""
         images = self._moved(batch, generator, rows, pull, pull.little)[of]
-        n, size = len(images), self.images.model.architecture.code_size  # of several processes one may have none
-        with nullcontext() if self.averages is None else self.averages.in_place():
-            code = self.images.model.mean_code(images, generator) if n else images.new_zeros(0, size)
-            scores = self.label_head.log_prob_all(code)
+        with in_place_of_weights(self.averages):
+            scores = self.label_head.log_prob_all(self.images.model.mean_code(images, generator))
         self._said = said(scores)
         return targets_from(scores, self.seen, self.shares.to(self.seen), pull.threshold)
 

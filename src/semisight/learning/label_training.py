@@ -119,12 +119,15 @@ def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: in
 
 def labelled_share(labels: Tensor, settings: LabelSettings, batch_size: int) -> float:
     """rho: how much of a batch of `label_plan` has a label, on average."""
-    n_unknown = int((labels < 0).sum())
-    share = 1 - n_unknown / len(labels)
-    if share >= settings.labelled_per_batch / batch_size:
-        return share
-    unlabelled = min(batch_size - settings.labelled_per_batch, n_unknown)
-    return settings.labelled_per_batch / (settings.labelled_per_batch + unlabelled)
+    labelled, n_unknown = settings.labelled_per_batch, int((labels < 0).sum())
+    if not is_dealt(len(labels) - n_unknown, len(labels), labelled, batch_size):
+        return 1 - n_unknown / len(labels)
+    return labelled / (labelled + min(batch_size - labelled, n_unknown))
+
+
+def is_dealt(n_labelled: int, n: int, labelled_per_batch: int, batch_size: int) -> bool:
+    """Whether labels are so few that batches must be dealt their labelled images, `labelled_per_batch` of them."""
+    return n_labelled / n < labelled_per_batch / batch_size
 
 
 def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> Plan:
@@ -136,9 +139,9 @@ def label_plan(labels: Tensor, settings: LabelSettings, batch_size: int) -> Plan
         raise UserError("no training image has a label: give labels for at least two classes, or train without them.")
     if len(labels[known].unique()) < 2:
         raise UserError("all labelled images are of one class: a classifier needs labels of at least two.")
-    if len(known) / len(labels) >= settings.labelled_per_batch / batch_size:
-        return Shuffled(len(labels), batch_size)
-    return LabelledAndUnlabelled(known, unknown, batch_size, settings.labelled_per_batch, labels[known])
+    if is_dealt(len(known), len(labels), settings.labelled_per_batch, batch_size):
+        return LabelledAndUnlabelled(known, unknown, batch_size, settings.labelled_per_batch, labels[known])
+    return Shuffled(len(labels), batch_size)
 
 
 def refresher(objective: LabelObjective, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None]:

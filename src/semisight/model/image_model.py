@@ -58,6 +58,8 @@ class ImageModel(nn.Module):
     @torch.no_grad()
     def mean_code(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The mean of q(s | X), [B, J], for prediction: faster than `encode`. Only pooling="sampled" draws, for z."""
+        if not len(images):  # as one process of several may have it
+            return images.new_zeros(0, self.architecture.code_size)
         if self.pooling == "sampled":
             return self.encode(images, generator).mean
         return flat_code(self.encoder.means(batch_last(images)))
