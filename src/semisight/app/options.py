@@ -235,9 +235,10 @@ Preset = Annotated[
     ),
 ]
 Pooling = Annotated[
-    Literal["expected", "sampled", "max"] | None,
+    Literal["expected", "sampled", "largest", "max"] | None,
     _option(
-        help="How the code sees the places z: their mean, a draw (the paper's), or max-pooling without z.",
+        help="How the code sees the places z: their mean, a draw (the paper's), not at all (the largest value), or "
+        "max-pooling without z.",
         panel=_MODEL,
         default="expected",
     ),
