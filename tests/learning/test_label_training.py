@@ -73,6 +73,7 @@ def test_few_labels_are_dealt_and_many_come_by_chance() -> None:
     [
         ({"head": "tree"}, "head must be"),
         ({"xi": -1.0}, "xi must be a number"),
+        ({"move_strength": -0.1}, "move_strength must be a number"),
         ({"xi": "many"}, "xi must be a number"),
         ({"xi": math.nan}, "xi must be a number"),
         ({"pull": "yes"}, "pull must be true or false"),

@@ -50,6 +50,7 @@ class LabelSettings:
     confident: float = 1.0
     bound_images: int | None = 64
     moves: MovesName = "auto"  # of the pull
+    move_strength: float = Pull.far  # of the images that are learned from
 
     def __post_init__(self) -> None:
         if self.head not in get_args(HeadName):
@@ -60,7 +61,7 @@ class LabelSettings:
             raise UserError(f"pull must be true or false, not {self.pull!r}.")
         if self.xi not in get_args(XiRule):
             _check("xi", self.xi, float)
-        for name in ("gamma", "agreement", "latent", "confident"):
+        for name in ("gamma", "agreement", "latent", "confident", "move_strength"):
             _check(name, getattr(self, name), float)
         for name in ("xi_warmup", "labelled_per_batch", "bound_images"):
             if name != "bound_images" or self.bound_images is not None:
@@ -102,7 +103,11 @@ def build_label_objective(
     xi = settings.weight(architecture.n_pixels, n_classes, rho)
     weights = (settings.agreement, settings.latent, settings.confident)
     moves = moves_for(architecture.image_shape[0], settings.moves)
-    pull = Pull(*weights, bound_images=settings.bound_images, moves=moves) if settings.pull else None
+    pull = (
+        Pull(*weights, far=settings.move_strength, bound_images=settings.bound_images, moves=moves)
+        if settings.pull
+        else None
+    )
     return LabelObjective(images, head, labels, Xi(xi, settings.xi_warmup), pull, rho)
 
 
