@@ -35,7 +35,7 @@ def test_kl_of_z_against_enumeration() -> None:
     torch.manual_seed(0)
     blocks = torch.randn(4, 2, 1, 2, 3, dtype=torch.float64)
     weights = PoolingWeights(*(torch.randn(4, n, dtype=torch.float64) for n in (4, 1, 4, 1)))
-    chosen = choose_places(blocks, weights, torch.rand(2, 1, 2, 3, dtype=torch.float64), "expected", True)
+    chosen = choose_places(blocks, weights, torch.rand(2, 1, 2, 3, dtype=torch.float64), True, True)
     q = place_probabilities(blocks, weights).flatten(1, 3)  # [P, blocks, B]
     for image in range(3):
         total = 0.0

@@ -13,7 +13,7 @@ from semisight.model.curvature import energies
 from semisight.model.gathering import Geometry, Lines, Windows
 from semisight.model.image_encoder import Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.placing import Drawn, PoolingWeights, Read, choose_places, naive_choose_places
+from semisight.model.placing import Drawn, PoolingWeights, choose_places, naive_choose_places
 from semisight.model.pooling import FAST, NAIVE
 
 LAYERS = [
@@ -139,9 +139,7 @@ def test_choosing_places_with_weak_and_strong_preferences(gain: float) -> None:
     parts = [random(4, 4, seed=2), random(4, 1, seed=3), gain * random(4, 4, seed=4).detach(), random(4, 1, seed=5)]
     weights = PoolingWeights(*parts)
     assert weights.bounded() == (gain == 1.0)
-    fast, naive = (
-        choose(blocks, weights, uniform, "expected", True) for choose in (choose_places, naive_choose_places)
-    )
+    fast, naive = (choose(blocks, weights, uniform, True, True) for choose in (choose_places, naive_choose_places))
     inputs = [blocks, *parts[:2], parts[3]]
     assert torch.equal(fast.z.detach().round(), naive.z.detach().round())
     assert_twins(fast.pooled, naive.pooled, inputs)
@@ -149,7 +147,7 @@ def test_choosing_places_with_weak_and_strong_preferences(gain: float) -> None:
     torch.testing.assert_close(placing.pool_expected(blocks.detach(), weights), naive.pooled, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("pooling_kind", ["expected", "largest", "max"])
+@pytest.mark.parametrize("pooling_kind", ["expected", "max"])
 @pytest.mark.usefixtures("pieces", "layout")
 def test_the_pass_for_prediction_gives_the_mean_of_the_posterior(pooling_kind: Pooling) -> None:
     architecture = Architecture((2, 12, 16), (Layer(3, 3, 2), Layer(4, 2, 2), Layer(5, 2)), "relu")
@@ -174,7 +172,7 @@ def test_with_sampled_pooling_the_mean_needs_a_draw() -> None:
         model.encoder.means(images.permute(1, 2, 3, 0))
 
 
-@pytest.mark.parametrize("pooling_kind", ["expected", "sampled", "largest", "max"])
+@pytest.mark.parametrize("pooling_kind", ["expected", "sampled", "max"])
 @pytest.mark.usefixtures("layout")
 def test_a_step_in_mixed_precision_stays_near_the_full_one(pooling_kind: Pooling) -> None:
     architecture = Architecture((2, 12, 16), (Layer(3, 3, 2), Layer(4, 2, 2), Layer(5, 2)))
@@ -193,11 +191,11 @@ def test_a_step_in_mixed_precision_stays_near_the_full_one(pooling_kind: Pooling
 
 
 @pytest.mark.parametrize(("layer", "size"), LAYERS)
-@pytest.mark.parametrize("read", ["sampled", "expected", "largest"])
+@pytest.mark.parametrize("expected", [True, False])
 @pytest.mark.parametrize("through", [True, False])
 @pytest.mark.usefixtures("pieces", "layout")
 def test_places_that_are_never_written_out_equal_the_naive_twin(
-    layer: Layer, size: tuple[int, int], read: Read, through: bool
+    layer: Layer, size: tuple[int, int], expected: bool, through: bool
 ) -> None:
     """From the image to the places, to the picture, and all the way back, with z as an index."""
     x, filters = random(2, *size, 3, seed=1), random(layer.maps, 2, layer.kernel, layer.kernel, seed=2)
@@ -210,7 +208,7 @@ def test_places_that_are_never_written_out_equal_the_naive_twin(
         blocks = operators.convolve(x, filters, layer, bias)
         generator = torch.Generator().manual_seed(6)
         uniform = torch.rand(blocks.shape[1:], dtype=torch.float64, generator=generator)
-        chosen = operators.choose(blocks, PoolingWeights(*parts), uniform, read, through)
+        chosen = operators.choose(blocks, PoolingWeights(*parts), uniform, expected, through)
         maps, zero = operators.unpool_curved(2 * chosen.pooled, chosen.drawn, dictionary, layer, of)
         assert chosen.z.requires_grad == through and isinstance(chosen.drawn, Drawn) == (operators is FAST)
         outs = [chosen.pooled, chosen.negative_entropy, maps] + ([zero] if through else [chosen.log_q_z])
@@ -218,4 +216,4 @@ def test_places_that_are_never_written_out_equal_the_naive_twin(
         gradients.append(torch.autograd.grad(outs, inputs, weights))
         results.append([chosen.z, *outs])
     for a, b in [*zip(*results, strict=True), *zip(*gradients, strict=True)]:
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-10)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-10)

@@ -79,7 +79,7 @@ class PlainEncoder(nn.Module):
         p = layer.pool
         _, k, height, width = maps.shape
         blocks = maps.reshape(-1, k, height // p, p, width // p, p).permute(0, 1, 2, 4, 3, 5).flatten(4)
-        if self.encoder.pooling in ("largest", "max"):
+        if self.encoder.pooling == "max":
             return blocks.amax(-1)
         weights = cast(PoolingMLP, self.encoder.pooling_mlps[index])
         eta = (
@@ -139,8 +139,8 @@ def export_onnx(run: Run, out: Path, max_words: int = MAX_WORDS) -> Exported:
     onnx, onnxruntime = _libraries()
     if run.model.pooling == "sampled":
         raise UserError(
-            f'{run.folder.path} was trained with pooling "sampled", whose codes are averages over draws; '
-            "all others give one answer that can be exported. Train with --pooling expected."
+            f'{run.folder.path} was trained with pooling "sampled", whose codes are averages over draws: only '
+            '"expected" and "max" give one answer that can be exported. Train with --pooling expected.'
         )
     run = _on_cpu(run)
     whole = Whole(run, max_words).eval()

@@ -235,10 +235,9 @@ Preset = Annotated[
     ),
 ]
 Pooling = Annotated[
-    Literal["expected", "sampled", "largest", "max"] | None,
+    Literal["expected", "sampled", "max"] | None,
     _option(
-        help="How the code sees the places z: their mean, a draw (the paper's), not at all (the largest value), or "
-        "max-pooling without z.",
+        help="How the code sees the places z: their mean, a draw (the paper's), or max-pooling without z.",
         panel=_MODEL,
         default="expected",
     ),

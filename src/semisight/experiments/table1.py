@@ -16,8 +16,8 @@ looked at once a row. The column N is how many images were learned from.
                        more), a thousand times the paper's xi, moved
                        images, softmax
     vae-preset         the paper's network, trained to the end: local
-                       gradient, the largest value pooled and places chosen
-                       beside it, ten times the paper's xi, Bayesian SVM
+                       gradient, expected pooling, ten times the paper's
+                       xi, Bayesian SVM
     vae-d-preset       the same with deterministic pooling and unpooling
     vae-printed        as printed: nvil, sampled pooling, the paper's xi
     vae-local          the same with the local gradient and expected pooling
@@ -165,7 +165,6 @@ OURS = Learned(
 PRESET = replace(
     LOCAL,
     labels=LabelSettings(pull=False, xi="pixels"),
-    pooling="largest",
     learning_rate=2e-3,
     schedule="cosine",
     average=0.999,

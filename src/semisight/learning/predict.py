@@ -2,9 +2,8 @@
 
     f(X) = E_q(z|X) [ beta' mu(X, z) + bias ]        the average over s is exact, because f is linear in s
 
-With pooling="expected", "largest" or "max" mu does not depend on z: one pass is the whole average. With "sampled" it
-is the mean over `n_codes` draws of z. The spread is the standard deviation of f over q(s, z | X): how sure the code
-leaves us.
+With pooling="expected" (and "max") mu does not depend on z: one pass is the whole average. With "sampled" it is the
+mean over `n_codes` draws of z. The spread is the standard deviation of f over q(s, z | X): how sure the code leaves us.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,6 @@
     q(z(l))  = Softmax(W1 tanh(W2 vec(block)))                one MLP per layer, shared by its maps and blocks
     C(l)     = the block's value at place z(l)                pooling="sampled", the paper's (6)
              = sum_a q(z(l) = a) C~_a(l)                      pooling="expected": s and z independent given X, see (16)
-             = max_a C~_a(l)                                  pooling="largest": independent, too
              = max_a C~_a(l)                                  pooling="max": VAE-d, which has no z
     s        ~ N(mu, diag(sigma^2)), (mu, log sigma) = MLP_k(vec C~(k, L)), a distinct MLP per map k
 
@@ -24,8 +23,8 @@ from semisight.model.architecture import Architecture, Nonlinearity
 from semisight.model.placing import Chosen, Drawn, PoolingWeights, pool_expected
 from semisight.model.pooling import FAST, Operators, convolve_and_pool
 
-Pooling = Literal["sampled", "expected", "largest", "max"]
-POOLINGS: tuple[Pooling, ...] = ("sampled", "expected", "largest", "max")
+Pooling = Literal["sampled", "expected", "max"]
+POOLINGS: tuple[Pooling, ...] = ("sampled", "expected", "max")
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,8 @@ class ImageEncoder(nn.Module):
             if self.pooling == "max":
                 c = blocks.amax(0)
             else:
-                weights = cast(PoolingMLP, self.pooling_mlps[index]).weights()
-                chosen.append(self.operators.choose(blocks, weights, noise.uniform[index], self.pooling, through))
+                weights, expected = cast(PoolingMLP, self.pooling_mlps[index]).weights(), self.pooling == "expected"
+                chosen.append(self.operators.choose(blocks, weights, noise.uniform[index], expected, through))
                 c = chosen[-1].pooled
             c = after_pooling(c, self.architecture.nonlinearity)
         top = self._convolve(c, len(self.architecture.layers) - 1)[0]  # the top layer has one place

@@ -141,12 +141,9 @@ INLINE void centre(int P, Tile *eta, V *top) {
     }
 }
 
-/* What the layer above reads of a block, as placing.Read: the value at the drawn place, the mean under q, the largest. */
-enum { SAMPLED, EXPECTED, LARGEST };
-
 /* Per block: the drawn place, the pooled value, sum_a q_a log q_a, log sum_a exp(eta_a), and log q(z) unless it is 0. */
 INLINE void choose_(int P, long n, long start, long stop, const float *blocks, Weights w, const float *uniform,
-                    int read, float *index, float *pooled, float *entropy, float *log_total, float *log_q) {
+                    int expected, float *index, float *pooled, float *entropy, float *log_total, float *log_q) {
     Tile x[MOST], hidden[MOST], eta[MOST], u, at, value, mean, drawn, sum, top;
     for (long i = start; i < stop; i += TILE) {
         int m = stop - i < TILE ? (int)(stop - i) : TILE;
@@ -156,13 +153,12 @@ INLINE void choose_(int P, long n, long start, long stop, const float *blocks, W
         centre(P, eta, top);
         EACH(c) {
             V reached = {}, of_eta = {}, of_x = {}, count = {}, eta_there = {}, x_there = {}, one = (V){} + 1.0f;
-            V e[MOST], peak = x[0][c];
+            V e[MOST];
             for (int a = 0; a < P; a++) {
                 e[a] = exp_(eta[a][c]);
                 reached += e[a];
                 of_eta += e[a] * eta[a][c];
                 of_x += e[a] * x[a][c];
-                peak = larger(x[a][c], peak);
             }
             V total = reached, bar = u[c] * total, logarithm = log_(total);
             reached = (V){};
@@ -176,8 +172,7 @@ INLINE void choose_(int P, long n, long start, long stop, const float *blocks, W
                 x_there += only(here, x[a][c]);
             }
             at[c] = count;
-            V mean_x = of_x / total; /* also where it is not a number, which `larger` may pass over */
-            value[c] = read == EXPECTED ? mean_x : read == LARGEST ? peak + 0.0f * mean_x : x_there;
+            value[c] = expected ? of_x / total : x_there;
             mean[c] = of_eta / total - logarithm;
             drawn[c] = eta_there - logarithm;
             sum[c] = logarithm + top[c];
@@ -187,24 +182,15 @@ INLINE void choose_(int P, long n, long start, long stop, const float *blocks, W
     }
 }
 
-/* The gradient of the largest value with respect to each: values that tie share it. */
-INLINE void share_of_largest(int P, Tile *x, Tile *share) {
-    EACH(c) {
-        V peak = x[0][c], ties = {}, one = (V){} + 1.0f;
-        for (int a = 1; a < P; a++) peak = larger(x[a][c], peak);
-        for (int a = 0; a < P; a++) ties += only(x[a][c] == peak, one);
-        for (int a = 0; a < P; a++) share[a][c] = only(x[a][c] == peak, one / ties);
-    }
-}
-
 /* The gradient of the blocks, `out`, and of the weights, from those of what choose gave (0 where there is none).
    Constants cancel in the gradient of a softmax, so log q may stand for 1 + log q. */
 INLINE void choose_back_(int P, long n, long start, long stop, const float *blocks, const float *index,
                          const float *log_total, Weights w, const float *of_z, const float *of_value,
-                         const float *of_entropy, const float *of_log_q, int read, int reads_q, float *out,
+                         const float *of_entropy, const float *of_log_q, int expected, int through, float *out,
                          double *to_inner, double *to_inner_bias, double *to_outer, double *to_outer_bias) {
     Tile x[MOST], hidden[MOST], q[MOST], of_eta[MOST], back[MOST], at, log_sum, value = {}, entropy = {}, log_q = {};
     V by_inner[MOST][MOST] = {}, by_outer[MOST][MOST] = {}, of_inner[MOST] = {}, of_outer[MOST] = {};
+    int of_q = expected || through; /* whether the pooled value depends on q */
     for (long i = start; i < stop; i += TILE) {
         int m = stop - i < TILE ? (int)(stop - i) : TILE;
         for (int a = 0; a < P; a++) {
@@ -225,7 +211,7 @@ INLINE void choose_back_(int P, long n, long start, long stop, const float *bloc
                 V logarithm = q[a][c] - log_sum[c];
                 q[a][c] = exp_(logarithm);
                 of_eta[a][c] += logarithm * entropy[c];
-                if (reads_q) of_eta[a][c] += x[a][c] * value[c];
+                if (of_q) of_eta[a][c] += x[a][c] * value[c];
                 mean += q[a][c] * of_eta[a][c];
             }
             for (int a = 0; a < P; a++) {
@@ -240,9 +226,8 @@ INLINE void choose_back_(int P, long n, long start, long stop, const float *bloc
         for (int a = 0; a < P; a++) EACH(c) back[a][c] -= back[a][c] * hidden[a][c] * hidden[a][c];
         outer_products(P, by_inner, of_inner, back, x);
         multiply(P, w.inner, 1, P, 0, back, of_eta);
-        if (read == LARGEST) share_of_largest(P, x, q);
         for (int a = 0; a < P; a++) {
-            EACH(c) of_eta[a][c] += read == SAMPLED ? only(at[c] == (float)a, value[c]) : q[a][c] * value[c];
+            EACH(c) of_eta[a][c] += expected ? q[a][c] * value[c] : only(at[c] == (float)a, value[c]);
             store(out + a * n + i, of_eta[a], m);
         }
     }
@@ -280,20 +265,20 @@ INLINE void pool_(int P, long n, long start, long stop, const float *blocks, Wei
     }
 
 void choose(int P, long n, long start, long stop, const float *blocks, const float *inner, const float *inner_bias,
-            const float *outer, const float *outer_bias, const float *uniform, long read, float *index, float *pooled,
+            const float *outer, const float *outer_bias, const float *uniform, int expected, float *index, float *pooled,
             float *entropy, float *log_total, float *log_q) {
     Weights w = {inner, inner_bias, outer, outer_bias};
-    WITH_PLACES(choose_, n, start, stop, blocks, w, uniform, (int)read, index, pooled, entropy, log_total, log_q)
+    WITH_PLACES(choose_, n, start, stop, blocks, w, uniform, expected, index, pooled, entropy, log_total, log_q)
 }
 
 void choose_back(int P, long n, long start, long stop, const float *blocks, const float *inner, const float *inner_bias,
                  const float *outer, const float *outer_bias, const float *index, const float *log_total,
-                 const float *of_z, const float *of_value, const float *of_entropy, const float *of_log_q, long read,
-                 int reads_q, float *out, double *to_inner, double *to_inner_bias, double *to_outer,
+                 const float *of_z, const float *of_value, const float *of_entropy, const float *of_log_q, int expected,
+                 int through, float *out, double *to_inner, double *to_inner_bias, double *to_outer,
                  double *to_outer_bias) {
     Weights w = {inner, inner_bias, outer, outer_bias};
-    WITH_PLACES(choose_back_, n, start, stop, blocks, index, log_total, w, of_z, of_value, of_entropy, of_log_q, (int)read,
-                reads_q, out, to_inner, to_inner_bias, to_outer, to_outer_bias)
+    WITH_PLACES(choose_back_, n, start, stop, blocks, index, log_total, w, of_z, of_value, of_entropy, of_log_q, expected,
+                through, out, to_inner, to_inner_bias, to_outer, to_outer_bias)
 }
 
 void pool(int P, long n, long start, long stop, const float *blocks, const float *inner, const float *inner_bias,

@@ -2,7 +2,7 @@
 
     eta   = W1 tanh(W2 vec(block))            one MLP per layer, shared by its maps and blocks
     z     ~ Mult(1; q),  q = Softmax(eta)
-    C     = sum_a q_a C~_a   (expected),   C~_z   (sampled)   or   max_a C~_a   (largest)
+    C     = sum_a q_a C~_a   (expected)   or   C~_z   (sampled)
 
 Everything here touches each of the P values of each block a few dozen times, forward and backward, and is limited by
 memory, not arithmetic. `choose_places` therefore works through the blocks in pieces that stay in a core's cache, and
@@ -12,15 +12,12 @@ version at the end says the same in plain operations.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from semisight.model import kernels
-
-Read = Literal["sampled", "expected", "largest"]  # which value of its block the layer above reads
-_NUMBERS: dict[Read, int] = {"sampled": 0, "expected": 1, "largest": 2}  # as in kernels.c
 
 # Values per piece and tensor: 0.26 MB, so that the handful in use fits a core's second cache.
 _PIECE = 65_536
@@ -134,13 +131,8 @@ class _Kept:
     index: Tensor
     log_total: Tensor  # log sum_a exp(eta_a)
     weights: PoolingWeights
-    read: Read
+    expected: bool
     through: bool
-
-    @property
-    def reads_q(self) -> bool:
-        """Whether the pooled value depends on q."""
-        return self.read == "expected" or (self.read == "sampled" and self.through)
 
 
 class _ChoosePlaces(torch.autograd.Function):
@@ -155,14 +147,14 @@ class _ChoosePlaces(torch.autograd.Function):
         outer: Tensor,
         outer_bias: Tensor,
         uniform: Tensor,
-        read: Read,
+        expected: bool,
         through: bool,
     ) -> tuple[Tensor, ...]:
         weights = PoolingWeights(inner, inner_bias, outer, outer_bias)
         choose = _choose_in_c if kernels.usable(blocks) else _choose
-        index, pooled, entropy, log_q_z, log_total = choose(blocks, weights, uniform, read, through)
+        index, pooled, entropy, log_q_z, log_total = choose(blocks, weights, uniform, expected, through)
         ctx.save_for_backward(blocks, index, log_total, inner, inner_bias, outer, outer_bias)
-        ctx.read, ctx.through = read, through
+        ctx.expected, ctx.through = expected, through
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(index)
         return index, blocks.new_zeros(()).expand(blocks.shape), pooled, entropy, log_q_z
@@ -172,11 +164,13 @@ class _ChoosePlaces(torch.autograd.Function):
         blocks, index, log_total, *weights = ctx.saved_tensors
         back = _choose_back_in_c if kernels.usable(blocks) else _choose_back
         of_z = grads[1] if ctx.through else None
-        kept = _Kept(blocks, index, log_total, PoolingWeights(*weights), ctx.read, ctx.through)
+        kept = _Kept(blocks, index, log_total, PoolingWeights(*weights), ctx.expected, ctx.through)
         return *back(kept, (of_z, *grads[2:])), None, None, None
 
 
-def _choose(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read, through: bool) -> tuple[Tensor, ...]:
+def _choose(
+    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
+) -> tuple[Tensor, ...]:
     """Index, pooled value, sum_a q log q, log q(z) (0 if `through`) and log sum_a exp(eta_a), [K, h, w, B] each."""
     inner, inner_bias, outer, outer_bias = weights.of_mlp()
     places, flat = range(len(blocks)), blocks.view(len(blocks), -1)
@@ -198,9 +192,7 @@ def _choose(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read
         sum_e.copy_(reached[-1])
         passed = reached[:-1].le_(u * sum_e)  # not the last place, so that rounding never loses a block
         torch.sum(passed, 0, out=at)
-        if read == "largest":
-            torch.amax(piece, 0, out=value)
-        elif read == "expected":
+        if expected:
             torch.sum(torch.mul(e, piece, out=hidden), 0, out=value)
         else:
             torch.sum(torch.mul(one_hot(at, places), piece, out=hidden), 0, out=value)
@@ -209,7 +201,7 @@ def _choose(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read
         torch.sum(e.mul_(eta), 0, out=e_eta)
     log_total = total.log()
     entropy.div_(total).sub_(log_total)
-    if read == "expected":
+    if expected:
         pooled.div_(total)
     if not through:
         log_q_z.sub_(log_total)
@@ -225,7 +217,7 @@ def _choose_back(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tensor, .
     Constants in a cancel in the gradient of a softmax, so log q may stand for 1 + log q there.
     """
     inner, inner_bias, outer, outer_bias = kept.weights.of_mlp()
-    blocks, through = kept.blocks, kept.through
+    blocks, expected, through = kept.blocks, kept.expected, kept.through
     flat, places = blocks.view(len(blocks), -1), range(len(blocks))
     zeros = flat.new_zeros(()).expand(flat.shape)
     grad_z = zeros if grads[0] is None else grads[0].reshape(flat.shape)
@@ -244,7 +236,7 @@ def _choose_back(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tensor, .
         units[-1].copy_(log_sum)
         log_q = torch.mm(extended, units, out=q)
         torch.addcmul(of_z, log_q, of_entropy, out=grad)
-        if kept.reads_q:
+        if expected or through:
             grad.addcmul_(piece, of_value)
         log_q.exp_()  # in q
         of_eta = torch.mul(q, grad, out=work)
@@ -256,19 +248,12 @@ def _choose_back(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tensor, .
         of_hidden.addcmul_(of_hidden, hidden.square_(), value=-1)
         to_inner.addmm_(of_hidden, piece.T)
         to_inner_bias += of_hidden.sum(1, keepdim=True)
-        share = q if kept.read == "expected" else _largest(piece) if kept.read == "largest" else one_hot(at, places)
-        torch.mm(inner.T, of_hidden, out=to_piece).addcmul_(share, of_value)
+        torch.mm(inner.T, of_hidden, out=to_piece).addcmul_(q if expected else one_hot(at, places), of_value)
     return out.view(blocks.shape), to_inner, to_inner_bias, to_outer[:, :-1], to_outer[:, -1:]
 
 
-def _largest(piece: Tensor) -> Tensor:
-    """The gradient of the largest value with respect to each, [P, n]: values that tie share it, as in torch.amax."""
-    ties = (piece == piece.amax(0)).to(piece.dtype)
-    return ties / ties.sum(0)
-
-
 def _choose_in_c(
-    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read, through: bool
+    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
 ) -> tuple[Tensor, ...]:
     """`_choose` by kernels.c."""
     places, count, of_mlp = len(blocks), uniform.numel(), weights.in_memory()
@@ -277,7 +262,7 @@ def _choose_in_c(
     results = (index, pooled, entropy, log_total, None if through else log_q_z)
 
     def work(start: int, stop: int) -> None:
-        kernels.call("choose", places, count, start, stop, blocks, *of_mlp, uniform, _NUMBERS[read], *results)
+        kernels.call("choose", places, count, start, stop, blocks, *of_mlp, uniform, expected, *results)
 
     kernels.in_parts(count, work)
     return index, pooled, entropy, log_q_z, log_total
@@ -293,8 +278,7 @@ def _choose_back_in_c(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tens
     def work(start: int, stop: int) -> None:
         to = tuple(torch.empty(weight.shape, dtype=torch.float64) for weight in of_mlp)
         saved = (kept.blocks, *of_mlp, kept.index, kept.log_total)
-        how = (_NUMBERS[kept.read], kept.reads_q)
-        kernels.call("choose_back", places, count, start, stop, *saved, *given, *how, out, *to)
+        kernels.call("choose_back", places, count, start, stop, *saved, *given, kept.expected, kept.through, out, *to)
         sums[start] = to
 
     kernels.in_parts(count, work)
@@ -302,11 +286,11 @@ def _choose_back_in_c(kept: _Kept, grads: Sequence[Tensor | None]) -> tuple[Tens
     return out, *(torch.stack(parts).sum(0).to(out.dtype) for parts in zip(*in_order, strict=True))
 
 
-def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read, through: bool) -> Chosen:
+def choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool) -> Chosen:
     """Blocks [P, K, h, w, B] and one uniform number per block [K, h, w, B]; `through` lets z's gradient reach q."""
     w = weights
     index, token, *rest = _ChoosePlaces.apply(
-        blocks.contiguous(), w.inner, w.inner_bias, w.outer, w.outer_bias, uniform.contiguous(), read, through
+        blocks.contiguous(), w.inner, w.inner_bias, w.outer, w.outer_bias, uniform.contiguous(), expected, through
     )
     return Chosen(Drawn(index, token if through else token.detach()), *rest)
 
@@ -336,12 +320,14 @@ def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     return torch.softmax(weights.logits(blocks.reshape(blocks.shape[0], -1))[1], dim=0).view(blocks.shape)
 
 
-def naive_choose_places(blocks: Tensor, weights: PoolingWeights, uniform: Tensor, read: Read, through: bool) -> Chosen:
+def naive_choose_places(
+    blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
+) -> Chosen:
     """The same in plain operations: the oracle of the tests, and what can be exported."""
     hidden = torch.tanh(weights.inner @ blocks.flatten(1) + weights.inner_bias)
     log_q = torch.log_softmax(weights.outer @ hidden + weights.outer_bias, dim=0).view(blocks.shape)
     q = log_q.exp()
     drawn = draw_places(q.detach(), uniform)
     z = drawn + (q - q.detach()) if through else drawn
-    pooled = blocks.amax(0) if read == "largest" else ((q if read == "expected" else z) * blocks).sum(0)
+    pooled = ((q if expected else z) * blocks).sum(0)
     return Chosen(z, pooled, (q * log_q).sum(0), (drawn * log_q).sum(0))

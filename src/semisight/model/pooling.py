@@ -30,7 +30,6 @@ from semisight.model.placing import (
     Chosen,
     Drawn,
     PoolingWeights,
-    Read,
     as_one_hot,
     choose_places,
     naive_choose_places,
@@ -365,7 +364,7 @@ class Operators:
     unpool_curved: Callable[
         [Tensor, Tensor | Drawn, Tensor, Layer, Callable[[], Energies] | None], tuple[Tensor, Tensor]
     ]
-    choose: Callable[[Tensor, PoolingWeights, Tensor, Read, bool], Chosen]
+    choose: Callable[[Tensor, PoolingWeights, Tensor, bool, bool], Chosen]
 
 
 FAST = Operators(convolve_blocks, deconvolve_blocks, unpool_deconvolve, unpool_curved, choose_places)

@@ -111,7 +111,7 @@ def encoder_against_truth(
 def encoder_moments(model: ImageModel, images: Tensor, config: TruthConfig) -> Moments:
     """Of q(s, z | X): exactly where s and z are independent given X, else over draws of z."""
     x = checked_images(images, model.architecture, model.decoder.log_alpha0)
-    if model.pooling in ("expected", "largest"):
+    if model.pooling == "expected":
         base = encoder_base(model, x)
         return Moments(flat_code(base.mu), flat_code(base.log_sigma).exp(), tuple(q.exp() for q in base.log_q))
     generator = torch.Generator().manual_seed(config.seed)

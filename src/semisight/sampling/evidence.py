@@ -79,10 +79,8 @@ def prior_base(decoder: ImageDecoder, batch: int) -> Base:
 @torch.no_grad()
 def encoder_base(model: ImageModel, x: Tensor) -> Base:
     """q(s, z | X) of images [C, H, W, B] with every place's probability; s and z must be independent given X."""
-    if model.pooling not in ("expected", "largest"):
-        raise UserError(
-            f"annealing from the encoder needs pooling='expected' or 'largest', not {model.pooling!r}; use base='prior'"
-        )
+    if model.pooling != "expected":
+        raise UserError(f"annealing from the encoder needs pooling='expected', not {model.pooling!r}; use base='prior'")
     encoder = model.encoder
     layers = model.architecture.layers
     c, log_q = (x - encoder.centre) / encoder.scale, []
@@ -90,7 +88,7 @@ def encoder_base(model: ImageModel, x: Tensor) -> Base:
         blocks = convolve_blocks(c, encoder.filters[l], layers[l]) + encoder.biases[l]
         weights = cast(PoolingMLP, encoder.pooling_mlps[l]).weights()
         log_q.append(weights.logits(blocks.flatten(1))[1].log_softmax(0).view(blocks.shape))
-        c = blocks.amax(0) if model.pooling == "largest" else (log_q[-1].exp() * blocks).sum(0)
+        c = (log_q[-1].exp() * blocks).sum(0)
         c = after_pooling(c, model.architecture.nonlinearity)
     top = convolve_blocks(c, encoder.filters[len(layers) - 1], layers[-1]) + encoder.biases[len(layers) - 1]
     mu, log_sigma = encoder.code_mlp(below_code(top[0], model.architecture.nonlinearity))
