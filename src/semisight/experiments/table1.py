@@ -2,6 +2,7 @@
 
     semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae          about 25 minutes a row on one core
     semisight reproduce table1 --data MNIST --rows supervised-mnist              three rows
+    semisight reproduce table1 --data MNIST --rows vae-preset,vae-d-preset --splits 0,1,2       50 minutes in all
     semisight reproduce table1 --data CIFAR-10 --rows gibbs,mcem,vae-d,vae
 
 The training images are split by the seed, 10,000 (CIFAR-10: 5,000) of them for validation; the standard test images are
