@@ -7,7 +7,7 @@ import torch
 
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.experiments import results, table1
+from semisight.experiments import results, table1, table1_sets
 
 DIGITS = "builtin:digits"
 
@@ -75,8 +75,8 @@ def test_the_group_names_three_rows_and_mistakes_are_told(tmp_path: Path, monkey
     images = ImageSet(
         torch.zeros(30, 3, 32, 32), tuple(map(str, range(30))), torch.arange(30) % 10, tuple("abcdefghij")
     )
-    monkeypatch.setattr(table1, "load", lambda data, part=None: images)
-    monkeypatch.setitem(table1.N_VALID, "cifar-10", 5)
+    monkeypatch.setattr(table1_sets, "load", lambda data, part=None: images)
+    monkeypatch.setitem(table1_sets.N_VALID, "cifar-10", 5)
     with pytest.raises(UserError, match="supervised-mnist is measured on MNIST"):
         table1.run("cifar", out, ["supervised-mnist"])
     assert not out.exists()

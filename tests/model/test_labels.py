@@ -223,7 +223,8 @@ def test_lambda_draws_are_safe_at_the_margin_and_far_away(dtype: torch.dtype, di
         assert lam.double().mean().item() == pytest.approx(distance + 0.5, rel=0.05)
 
 
-def test_beta_draws_match_the_brute_force_gaussian() -> None:
+@pytest.mark.parametrize("precision", [1.0, 7.0])
+def test_beta_draws_match_the_brute_force_gaussian(precision: float) -> None:
     """Mean and covariance of the conditional, from a numerical Hessian of log p(beta) + the log of (28)."""
     n, dim, n_draws = 8, 3, 40_000
     s, target = normal(n, dim, seed=7), torch.randint(-1, 2, (n,), generator=seeded(8))
@@ -231,7 +232,7 @@ def test_beta_draws_match_the_brute_force_gaussian() -> None:
     lam = draw_lambda(y, normal(n, 2, seed=9), gamma, seeded(10))
 
     def log_density(beta: Tensor) -> Tensor:
-        value = -0.5 * beta.square().sum()
+        value = -0.5 * precision * beta.square().sum()
         for i in range(n):
             for c in range(2):
                 if target[i] >= 0:
@@ -246,7 +247,7 @@ def test_beta_draws_match_the_brute_force_gaussian() -> None:
     mean = covariance @ gradient
 
     generator = seeded(11)
-    many = torch.stack([draw_beta(s, y, lam, gamma, generator).reshape(-1) for _ in range(n_draws // 10)])
+    many = torch.stack([draw_beta(s, y, lam, gamma, generator, precision).reshape(-1) for _ in range(n_draws // 10)])
     error = many.mean(0) - mean
     z_score = error / (covariance.diagonal() / len(many)).sqrt()
     assert z_score.abs().max() < 4.5
@@ -262,18 +263,19 @@ def test_beta_draws_ignore_images_without_a_label() -> None:
     )
 
 
-def test_gibbs_visits_the_pseudo_posterior_of_beta() -> None:
+@pytest.mark.parametrize("precision", [1.0, 4.0])
+def test_gibbs_visits_the_pseudo_posterior_of_beta(precision: float) -> None:
     """Long-run mean and variance of a chain on one coefficient against the pseudo-posterior on a grid."""
     s = torch.tensor([[1.0], [-0.5], [2.0], [0.3], [-1.5]], dtype=torch.float64)
     target = torch.tensor([0, 1, 0, 1, 1])
     grid = np.linspace(-6, 6, 4001)
-    log_p = -0.5 * grid**2
+    log_p = -0.5 * precision * grid**2
     for code, y in zip(s.squeeze(1).tolist(), [1, -1, 1, -1, -1], strict=True):
         log_p = log_p - 2 * 1.5 * np.maximum(1 - y * grid * code, 0)
     p = np.exp(log_p - special.logsumexp(log_p))
     mean, second = (p * grid).sum(), (p * grid**2).sum()
 
-    head = BayesianSVM(1, 2, gamma=1.5, bias=False).double()
+    head = BayesianSVM(1, 2, gamma=1.5, bias=False, precision=precision).double()
     generator, chain = seeded(0), []
     for _ in range(6_000):
         head.gibbs_step(target, s, generator)
@@ -397,8 +399,8 @@ def test_gradients_are_finite_where_beta_is_zero() -> None:
 
 
 def test_the_priors_shares_add_up_to_the_prior() -> None:
-    for head in heads():
-        whole = sum(torch.distributions.Normal(0, 1).log_prob(p).sum() for p in head.parameters())
+    for head, spread in (*((head, 1.0) for head in heads()), (BayesianSVM(J, C, precision=4.0), 0.5)):
+        whole = sum(torch.distributions.Normal(0, spread).log_prob(p).sum() for p in head.parameters())
         torch.testing.assert_close(head.log_prior(1), whole)
         torch.testing.assert_close(sum(head.log_prior(100) for _ in range(100)), whole)
 
@@ -417,6 +419,12 @@ def test_same_seed_same_weights_and_draws() -> None:
 def test_a_gamma_that_makes_no_sense_is_refused(gamma: float | list[float]) -> None:
     with pytest.raises(ValueError, match="gamma"):
         BayesianSVM(J, C, gamma=gamma)
+
+
+@pytest.mark.parametrize("precision", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_precision_that_makes_no_sense_is_refused(precision: float) -> None:
+    with pytest.raises(ValueError, match="precision"):
+        BayesianSVM(J, C, precision=precision)
 
 
 @pytest.mark.parametrize("build", [BayesianSVM, Softmax])

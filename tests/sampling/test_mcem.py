@@ -103,12 +103,13 @@ def test_gradient_steps_raise_the_posterior() -> None:
     assert len(seen) == 60 and seen[-1].mean_square < seen[0].mean_square
 
 
-def toy_head(gamma: float = 1.5) -> BayesianSVM:
-    return BayesianSVM(ONE_Z.code_size, 3, gamma=gamma, generator=generator(5)).double()
+def toy_head(gamma: float = 1.5, precision: float = 1.0) -> BayesianSVM:
+    return BayesianSVM(ONE_Z.code_size, 3, gamma=gamma, generator=generator(5), precision=precision).double()
 
 
-def test_the_m_step_of_beta_only_raises_the_log_posterior_of_the_labels() -> None:
-    head = toy_head()
+@pytest.mark.parametrize("precision", [1.0, 20.0])
+def test_the_m_step_of_beta_only_raises_the_log_posterior_of_the_labels(precision: float) -> None:
+    head = toy_head(precision=precision)
     codes = torch.randn(40, ONE_Z.code_size, generator=generator(6), dtype=torch.float64)
     labels = torch.randint(-1, 3, (40,), generator=generator(7))
     weight = torch.rand(40, generator=generator(8), dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 The story of the Bayesian SVM, for each of C one-versus-all classifiers:
 
-    beta_l      ~ N(0, I)                                           and a bias, an extra that the paper leaves out
+    beta_l      ~ N(0, I/precision)                                 and a bias, an extra that the paper leaves out
     f_l         = beta_l's + bias_l                                 the decision value
     y_l         = +1 if the label is l, else -1
     y_l, lambda_l | f_l  has density  sqrt(gamma / (2 pi lambda)) exp(-gamma (1 + lambda - y f)^2 / (2 lambda))     (28)
@@ -77,10 +77,11 @@ class LinearScores(nn.Module):
     def variance(self, log_sigma: Tensor) -> Tensor:
         return ((2 * log_sigma).exp() @ self.beta.square()).clamp_min(SMALLEST_VARIANCE)
 
-    def log_prior(self, n_images: int) -> Tensor:
+    def log_prior(self, n_images: int, precision: float = 1.0) -> Tensor:
         # The bias shares beta's prior, so that the samplers' posterior is always proper.
         parameters = [self.beta] if self.bias is None else [self.beta, self.bias]
-        log_p = sum((-0.5 * (p.square() + math.log(2 * math.pi)).sum() for p in parameters), self.beta.new_zeros(()))
+        constant = math.log(2 * math.pi / precision)
+        log_p = sum((-0.5 * (precision * p.square() + constant).sum() for p in parameters), self.beta.new_zeros(()))
         return log_p / n_images
 
 
@@ -103,7 +104,10 @@ class LambdaPosterior:
 
 
 class BayesianSVM(nn.Module):
-    """C one-versus-all Bayesian SVMs on the code s; `gamma`, one or one per class, weighs errors against the prior."""
+    """C one-versus-all Bayesian SVMs on the code s; `gamma`, one or one per class, weighs errors against the prior.
+
+    `precision` is that of beta's prior, 1 in the paper.
+    """
 
     gamma: Tensor
 
@@ -114,8 +118,12 @@ class BayesianSVM(nn.Module):
         gamma: float | Sequence[float] = 1.0,
         bias: bool = True,
         generator: torch.Generator | None = None,
+        precision: float = 1.0,
     ) -> None:
         super().__init__()
+        if not (math.isfinite(precision) and precision > 0):
+            raise ValueError(f"the precision of beta's prior must be a positive number, not {precision}")
+        self.precision = precision
         gammas = torch.as_tensor(gamma, dtype=torch.get_default_dtype())
         if gammas.dim() > 1 or (gammas.dim() == 1 and len(gammas) != n_classes) or not bool((gammas > 0).all()):
             raise ValueError(f"gamma must be positive, one number or one per class ({n_classes}), not {gamma}")
@@ -166,7 +174,7 @@ class BayesianSVM(nn.Module):
         return LambdaPosterior((1 - y * self.scores(s)).abs(), self.gamma)
 
     def log_prior(self, n_images: int) -> Tensor:
-        return self.scores.log_prior(n_images)
+        return self.scores.log_prior(n_images, self.precision)
 
     def decision(self, mu: Tensor) -> Tensor:
         return self.scores(mu)
@@ -184,7 +192,7 @@ class BayesianSVM(nn.Module):
         y = one_versus_all(labels, self.n_classes).to(s.dtype)
         lam = draw_lambda(y, self.scores(s), self.gamma, generator)
         inputs = s if self.scores.bias is None else torch.cat([s, torch.ones_like(s[:, :1])], 1)
-        drawn = draw_beta(inputs, y, lam, self.gamma, generator)
+        drawn = draw_beta(inputs, y, lam, self.gamma, generator, self.precision)
         self.scores.beta.copy_(drawn[: s.shape[1]])
         if self.scores.bias is not None:
             self.scores.bias.copy_(drawn[-1])
@@ -269,21 +277,23 @@ def draw_lambda(y: Tensor, f: Tensor, gamma: Tensor, generator: torch.Generator)
     )
 
 
-def draw_beta(s: Tensor, y: Tensor, lam: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:
-    """Exact draws [J, C] of beta given codes, labels and lambda under the prior N(0, I), one classifier at a time.
+def draw_beta(
+    s: Tensor, y: Tensor, lam: Tensor, gamma: Tensor, generator: torch.Generator, precision: float = 1.0
+) -> Tensor:
+    """Exact draws [J, C] of beta given codes, labels and lambda, one classifier at a time.
 
-    (28) is Gaussian in beta: P = I + gamma sum_n s s'/lambda is its precision, P^-1 gamma sum_n s y (1 + lambda)/lambda
-    its mean.
+    (28) is Gaussian in beta: P = precision I + gamma sum_n s s'/lambda is the precision of its posterior, and
+    P^-1 gamma sum_n s y (1 + lambda)/lambda the mean.
     For a bias, let s end in a column of ones. Images with y = 0 count for nothing. In float64, whatever comes in.
     """
     s64, y64 = s.double(), y.double()
     weight = gamma.double() * y64.abs() / lam.double().clamp_min(SMALLEST_LAMBDA)  # [B, C]
     noise = torch.randn(s.shape[1], y.shape[1], dtype=torch.float64, device=s.device, generator=generator)
-    identity = torch.eye(s.shape[1], dtype=torch.float64, device=s.device)
+    prior = precision * torch.eye(s.shape[1], dtype=torch.float64, device=s.device)
     drawn = torch.empty_like(noise)
     for c in range(y.shape[1]):
         w = weight[:, c]
-        root = torch.linalg.cholesky(identity + (s64 * w[:, None]).T @ s64)
+        root = torch.linalg.cholesky(prior + (s64 * w[:, None]).T @ s64)
         mean = torch.cholesky_solve((s64.T @ (w * y64[:, c] * (1 + lam[:, c].double())))[:, None], root)
         drawn[:, c : c + 1] = mean + torch.linalg.solve_triangular(root.T, noise[:, c : c + 1], upper=True)
     return drawn.to(s.dtype)

@@ -85,8 +85,9 @@ class Chain(ABC):
         return tensors, meta
 
     def _identity(self) -> dict[str, Any]:
-        head = None if self.head is None else {"n_classes": self.head.n_classes, "gamma": self.head.gamma.tolist()}
-        values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": head}
+        head = self.head
+        labels = head and {"n_classes": head.n_classes, "gamma": head.gamma.tolist(), "precision": head.precision}
+        values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": labels}
         return saving.as_json({**values, "config": self._settings()})  # through JSON's eyes: tuples are lists there
 
 

@@ -121,14 +121,24 @@ def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _root(a: Tensor, alpha0: Tensor, diagonal: Tensor) -> Tensor:
     """The Cholesky factor of diag + alpha0 A'A, [B, J, J]."""
-    precision = torch.bmm(a.transpose(1, 2), a).mul_(alpha0)
-    precision.diagonal(dim1=1, dim2=2).add_(diagonal)
-    root, failed = torch.linalg.cholesky_ex(precision)
+    root, failed = torch.linalg.cholesky_ex(_lower_precision(a, alpha0, diagonal))
     if not bool(failed.any()):
         return root
-    precision = torch.bmm(a.double().transpose(1, 2), a.double()).mul_(alpha0)  # float32 lost the smallest directions
-    precision.diagonal(dim1=1, dim2=2).add_(diagonal)
-    return torch.linalg.cholesky(precision)
+    return torch.linalg.cholesky(_lower_precision(a.double(), alpha0, diagonal))  # float32 lost the smallest directions
+
+
+def _lower_precision(a: Tensor, alpha0: Tensor, diagonal: Tensor) -> Tensor:
+    """diag + alpha0 A'A on and below the diagonal, all that Cholesky reads; above it there is no sense.
+
+    Strip by strip: four of them leave out three eighths of the products.
+    """
+    size = a.shape[2]
+    precision = a.new_zeros(len(a), size, size)
+    for start in range(0, size, max(1, -(-size // 4))):
+        strip = slice(start, min(start + -(-size // 4), size))
+        precision[:, strip, : strip.stop] = torch.bmm(a[..., strip].transpose(1, 2), a[..., : strip.stop])
+    precision.mul_(alpha0).diagonal(dim1=1, dim2=2).add_(diagonal)
+    return precision
 
 
 def _condition(columns: Tensor, root: Tensor, labels: Observed, code: Tensor, units: slice, noise: Tensor) -> Tensor:

@@ -209,20 +209,21 @@ class MCEM(Chain):
 
 @torch.no_grad()
 def maximise_beta(head: BayesianSVM, labels: Tensor, codes: Tensor, weight: Tensor) -> None:
-    """The M-step of (31)-(35) for beta and the bias under N(0, I): one weighted ridge regression per class.
+    """The M-step of (31)-(35) for beta and the bias under their prior: one weighted ridge regression per class.
 
-    With w = E[1/lambda | y, s] at the old beta, maximises sum_n weight_n (-gamma (u^2 w / 2 + u)) - |beta|^2 / 2,
-    u = 1 - y f, which touches the log-posterior at the old beta and lies below it elsewhere.
+    With w = E[1/lambda | y, s] at the old beta, maximises
+    sum_n weight_n (-gamma (u^2 w / 2 + u)) - precision |beta|^2 / 2, u = 1 - y f, which touches the log-posterior at
+    the old beta and lies below it elsewhere.
     """
     y = one_versus_all(labels, head.n_classes).double()
     inverse = head.lambda_posterior(labels, codes).mean_inverse.double()  # [B, C]
     inputs = codes.double()
     if head.scores.bias is not None:
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-    identity = torch.eye(inputs.shape[1], dtype=torch.float64, device=inputs.device)
+    prior = head.precision * torch.eye(inputs.shape[1], dtype=torch.float64, device=inputs.device)
     for c in range(head.n_classes):
         scale = head.gamma[c].double() * weight.double() * y[:, c].abs()
-        precision = identity + (inputs * (scale * inverse[:, c])[:, None]).T @ inputs
+        precision = prior + (inputs * (scale * inverse[:, c])[:, None]).T @ inputs
         right = inputs.T @ (scale * (inverse[:, c] + 1) * y[:, c])
         solution = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(precision))[:, 0]
         head.scores.beta[:, c] = solution[: codes.shape[1]].to(codes.dtype)
