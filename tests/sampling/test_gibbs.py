@@ -13,7 +13,7 @@ from semisight.model.image_model import ImageModel
 from semisight.model.labels import BayesianSVM
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig, ParameterSamples, Sweep
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions, infer_latents
-from semisight.sampling.latents import Latents, SweepOptions, posterior_latents
+from semisight.sampling.latents import Latents, SweepOptions, posterior_latents, share_of_alpha0
 from tests.sampling.oracle import (
     NO_Z,
     ONE_Z,
@@ -159,10 +159,10 @@ def test_annealing_reaches_likely_places_sooner_than_starting_at_full_precision(
 
 
 def test_alpha0_rises_by_equal_factors_and_then_stays() -> None:
-    shares = [InferenceConfig(5, 1, anneal=3).share_of_alpha0(sweep) for sweep in range(6)]
+    shares = [share_of_alpha0(sweep, rise=3) for sweep in range(6)]
     assert shares[0] == pytest.approx(0.02) and shares[3:] == [1.0, 1.0, 1.0]
     assert shares[1] / shares[0] == pytest.approx(shares[3] / shares[2])
-    assert InferenceConfig(5, 1).share_of_alpha0(0) == 1.0
+    assert share_of_alpha0(0, rise=0) == 1.0
 
 
 def test_inference_without_z_is_exact_gaussian_sampling() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,19 +179,24 @@ def log_code_posterior(decoder: ImageDecoder, image: Tensor, code: Tensor) -> Te
     return torch.stack(values)
 
 
-def test_the_sampled_gradient_has_the_mean_that_summing_over_z_gives() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_the_sampled_gradient_has_the_mean_that_summing_over_z_gives(share: float) -> None:
     """Fisher's identity, with z started from its exact conditional so that a sweep leaves it there."""
     decoder = tiny_decoder(ONE_Z)
     image = draw_images(decoder, 1, seed=3)[0]
+    with torch.no_grad():
+        decoder.log_alpha0.add_(math.log(share))  # what the gradient is to be that of; undone before it is asked for
     s = torch.randn(*ONE_Z.code_shape, 1, generator=generator(4), dtype=torch.float64)
     count = 20_000
     chosen = torch.multinomial(places_given_code(decoder, image, s), count, True, generator=generator(5))
     places = tuple(p[..., chosen].to(torch.uint8) for p in all_places(ONE_Z))
     x = image[..., None].expand(-1, -1, -1, count).contiguous()
     latents = Latents(s.expand(-1, -1, -1, count).contiguous(), places)
-    gradients = flat_code(sampled_gradient(decoder, x, latents, generator(6), SweepOptions()))
     code = flat_code(s).requires_grad_()
     (exact,) = torch.autograd.grad(log_code_posterior(decoder, image, code).sum(), code)
+    with torch.no_grad():
+        decoder.log_alpha0.sub_(math.log(share))
+    gradients = flat_code(sampled_gradient(decoder, x, latents, generator(6), SweepOptions(), share))
     error = gradients.std(0) / count**0.5
     assert float(((gradients.mean(0) - exact[0]) / error).abs().max()) < 4
 
@@ -231,6 +237,8 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         MapConfig(steps=0)
     with pytest.raises(UserError, match="rate"):
         MapConfig(rate=-1.0)
+    with pytest.raises(UserError, match="share of 0 to 1"):
+        MapConfig(anneal=1.5)
     with pytest.raises(UserError, match="label head"):
         MCEM(decoder, images, MCEMConfig(), labels=torch.tensor([0, 1]))
     with pytest.raises(UserError, match="channels, height, width"):

@@ -88,7 +88,7 @@ GIBBS = {
     "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, start_epochs=1),
 }
 EM = {
-    "mnist": Maximised(images=50_000, iterations=4),
+    "mnist": Maximised(images=50_000, iterations=3),
     "cifar-10": Maximised(images=2000, iterations=3, test_images=200, test_steps=50, start_epochs=3),
     "smoke": Maximised(images=60, iterations=2, test_images=20, test_steps=3, start_epochs=1),
 }

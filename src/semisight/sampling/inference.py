@@ -3,9 +3,6 @@
 For every sample of the parameters: 300 sweeps of burn-in, then 100 samples of s and z. Decision values are linear in s,
 so that their average over samples is the decision value of the average code, exactly.
 
-From the prior chains burn in faster when alpha0 rises to its value step by step (`anneal`): at its full value places
-freeze around a code that came from places drawn at random.
-
 The parameters of one chain move little from sample to sample: instead of a new burn-in for each, the chains of z and s
 may go on from where they were (`gibbs_decisions` with `then`), which costs a small part of the sweeps.
 """
@@ -29,12 +26,11 @@ from semisight.sampling.latents import (
     SweepOptions,
     checked_images,
     first_latents,
+    share_of_alpha0,
     slices,
     sweep_latents,
 )
 from semisight.sampling.painting import one_hot
-
-SMALLEST_SHARE = 0.02  # of alpha0, at the first sweep of those over which it rises
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class InferenceConfig:
     n_samples: int = 100
     seed: int = 0
     options: SweepOptions = field(default_factory=SweepOptions)
-    anneal: int = 0  # sweeps at the beginning of burn-in over which alpha0 rises to its value
+    anneal: int = 0  # sweeps at the beginning of burn-in over which alpha0 rises to its value (latents.py)
 
     def __post_init__(self) -> None:
         check_counts(self.burn_in, self.n_samples)
@@ -51,10 +47,6 @@ class InferenceConfig:
             raise UserError(
                 f"alpha0 may rise over 0 to {self.burn_in} sweeps, those of burn-in, not over {self.anneal}"
             )
-
-    def share_of_alpha0(self, sweep: int) -> float:
-        """What alpha0 is multiplied by: from SMALLEST_SHARE up to 1, by equal factors."""
-        return SMALLEST_SHARE ** max(0.0, 1 - sweep / self.anneal) if self.anneal else 1.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,8 @@ def infer_latents(
         here, rows = x[..., n].contiguous(), latents.rows(n)
         prior = standard_prior(decoder, n.stop - n.start)
         for sweep in range(sweeps):
-            sweep_latents(decoder, here, rows, prior, config.share_of_alpha0(sweep) * alpha0, generator, config.options)
+            precision = share_of_alpha0(sweep, config.anneal) * alpha0
+            sweep_latents(decoder, here, rows, prior, precision, generator, config.options)
             if sweep >= config.burn_in:
                 sums[..., n] += rows.s
                 squares[..., n] += rows.s.square()

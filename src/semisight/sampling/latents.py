@@ -72,6 +72,18 @@ def posterior_latents(posterior: Posterior) -> Latents:
     return Latents(posterior.s.detach().clone(), tuple(z.argmax(0).to(torch.uint8) for z in posterior.z))
 
 
+SMALLEST_SHARE = 0.02  # of alpha0, where it begins to rise
+
+
+def share_of_alpha0(step: int, rise: int) -> float:
+    """What alpha0 is multiplied by while it rises over the first `rise` steps: from SMALLEST_SHARE to 1, evenly in log.
+
+    From the prior a chain gets to likely places much sooner so: at the full alpha0 places freeze around a code that was
+    found for places drawn at random.
+    """
+    return SMALLEST_SHARE ** (1 - step / rise) if step < rise else 1.0
+
+
 @dataclass(frozen=True)
 class SweepOptions:
     """How a sweep goes about it; every choice leaves the same distribution."""

@@ -1,7 +1,8 @@
 """Section 5.1, how MCEM tests: the MAP estimate of the top-layer map s by gradient steps, everything else summed out.
 
 The gradient of log p(s | X) with respect to s is the mean over p(z | s, X) of the gradient of log p(X, s | z) (Fisher).
-z is sampled from there by a chain of exact sweeps that follows s while the steps shrink to nothing.
+z is sampled from there by a chain of exact sweeps that follows s while the steps shrink to nothing. alpha0 rises to its
+value over the first steps, without which s ends in a poorer mode.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,15 @@ from semisight.model.image_decoder import ImageDecoder
 from semisight.model.image_encoder import flat_code
 from semisight.model.labels import BayesianSVM
 from semisight.sampling.dictionaries import Completed
-from semisight.sampling.latents import Latents, SweepOptions, checked_images, prior_latents, slices, sweep_places
+from semisight.sampling.latents import (
+    Latents,
+    SweepOptions,
+    checked_images,
+    prior_latents,
+    share_of_alpha0,
+    slices,
+    sweep_places,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class MapConfig:
 
     steps: int = 200  # of Adam, its rate falling to zero; one sweep over z before each
     rate: float = 0.1  # in units of the code's prior spread
+    anneal: float = 0.4  # share of the steps over which alpha0 rises to its value (latents.py)
     seed: int = 0
     options: SweepOptions = field(default_factory=SweepOptions)
 
@@ -32,6 +42,8 @@ class MapConfig:
             raise UserError(f"a MAP estimate takes at least 1 step, not {self.steps}")
         if not self.rate > 0:
             raise UserError(f"the rate must be positive, not {self.rate}")
+        if not 0 <= self.anneal <= 1:
+            raise UserError(f"alpha0 may rise over a share of 0 to 1 of the steps, not {self.anneal}")
 
 
 def map_codes(
@@ -52,7 +64,8 @@ def map_codes(
         optimiser = torch.optim.Adam([rows.s], lr=config.rate)
         for step in range(config.steps):
             optimiser.param_groups[0]["lr"] = config.rate * (1 - step / config.steps)
-            rows.s.grad = -sampled_gradient(decoder, here, rows, generator, config.options)
+            share = share_of_alpha0(step, round(config.anneal * config.steps))
+            rows.s.grad = -sampled_gradient(decoder, here, rows, generator, config.options, share)
             optimiser.step()
         latents.s[..., n] = rows.s
         done += n.stop - n.start
@@ -76,13 +89,21 @@ def map_decisions(
 
 
 def sampled_gradient(
-    decoder: ImageDecoder, x: Tensor, latents: Latents, generator: torch.Generator, options: SweepOptions
+    decoder: ImageDecoder,
+    x: Tensor,
+    latents: Latents,
+    generator: torch.Generator,
+    options: SweepOptions,
+    share: float = 1.0,
 ) -> Tensor:
-    """Moves z by one sweep given s, then the gradient of log p(X, s | z) with respect to s, [K_L, h, w, B]."""
-    alpha0 = decoder.log_alpha0.detach().exp()
+    """Moves z by one sweep given s, then the gradient of log p(X, s | z) with respect to s, [K_L, h, w, B].
+
+    With `share` times alpha0 in its place.
+    """
+    alpha0 = share * decoder.log_alpha0.detach().exp()
     places, _ = sweep_places(decoder, x, latents, alpha0, generator, options)
     with torch.enable_grad():
         s = latents.s.detach().clone().requires_grad_()
         likelihood = decoder.log_prob(x, decoder(s, Completed(x, s, places).z(decoder)).mean).sum()
-        (gradient,) = torch.autograd.grad(likelihood - 0.5 * s.square().sum(), s)
+        (gradient,) = torch.autograd.grad(share * likelihood - 0.5 * s.square().sum(), s)
     return gradient
