@@ -1,6 +1,6 @@
 """Section 5.1, Table 1: all labels; test error in percent and milliseconds per test image.
 
-    semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae          about 25 minutes a row on one core
+    semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae          10 to 45 minutes a row on one core
     semisight reproduce table1 --data MNIST --rows supervised-mnist              three rows
     semisight reproduce table1 --data MNIST --rows vae-preset,vae-d-preset --splits 0,1,2       50 minutes in all
     semisight reproduce table1 --data CIFAR-10 --rows gibbs,mcem,vae-d,vae
