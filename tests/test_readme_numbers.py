@@ -67,12 +67,12 @@ def test_other_numbers_of_labels_and_photographs() -> None:
 @pytest.mark.parametrize(
     ("beginning", "row", "n", "seeds"),
     [
-        ("Gibbs sampling", "mnist/gibbs", "2500", 1),
-        ("Monte Carlo EM", "mnist/mcem", "8000", 1),
+        ("Gibbs sampling", "mnist/gibbs", "20000", 1),
+        ("Monte Carlo EM", "mnist/mcem", "50000", 1),
         ("deterministic pooling and unpooling", "mnist/vae-d-preset", "50000", 3),
         ("VAE, the same with places", "mnist/vae-preset", "50000", 3),
-        ("VAE-d, a deeper network", "mnist/vae-d", "50000", 1),
-        ("VAE, a deeper network", "mnist/vae", "50000", 1),
+        ("VAE-d, a deeper network", "mnist/vae-d", "50000", 3),
+        ("VAE, a deeper network", "mnist/vae", "50000", 3),
     ],
 )
 def test_all_labels(beginning: str, row: str, n: str, seeds: int) -> None:
@@ -87,6 +87,24 @@ def test_places_are_worth_having() -> None:
         for row in ("vae-preset", "vae-d-preset")
     }
     assert max(errors["vae-preset"]) < min(errors["vae-d-preset"]), "the README says: every VAE, every VAE-d"
+
+
+def test_samplers_beside_the_encoder() -> None:
+    text = " ".join(README.split())
+    shown = re.search(r"([\d,]+) times faster than Gibbs sampling and ([\d,]+) times faster than Monte Carlo EM", text)
+    assert shown, "the README no longer says how much faster the encoder is"
+    for number, row, n, asked in zip(shown.groups(), ("gibbs", "mcem"), ("20000", "50000"), (400, 100), strict=True):
+        measured = value("table1", f"mnist/{row}", n, "times_vae")
+        assert float(number.replace(",", "")) == pytest.approx(measured, rel=0.01) and measured >= asked
+    on_photographs = re.search(
+        r"Gibbs ([\d.]+) \(([\d,]+) images\), Monte Carlo EM ([\d.]+) \(([\d,]+) images\), "
+        r"VAE-d ([\d.]+) and VAE ([\d.]+) \(([\d,]+) images",
+        text,
+    )
+    assert on_photographs, "the README no longer says what comes of CIFAR-10"
+    gibbs, few, mcem, more, vae_d, vae, most = (number.replace(",", "") for number in on_photographs.groups())
+    for number, row, n in ((gibbs, "gibbs", few), (mcem, "mcem", more), (vae_d, "vae-d", most), (vae, "vae", most)):
+        assert same(number, value("table1", f"cifar-10/{row}", n, "error"))
 
 
 @pytest.mark.parametrize(
