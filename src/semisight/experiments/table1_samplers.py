@@ -48,7 +48,7 @@ GAMMA, PRECISION = 1.0, 300.0
 # Left to itself alpha0 rises into the thousands within ten sweeps: digits have no noise. From then on places hardly
 # move, and the chains of new images do not get to rest. It is held where learning without labels leaves it.
 PRIORS = Priors(alpha0_shape=1.5e8, alpha0_rate=1e6)
-ANNEAL = 10
+ANNEAL = 10  # sweeps over which alpha0 rises for new images
 _SUBSET = 16  # a stream of the seed
 
 
