@@ -1,6 +1,9 @@
 """What a row of a table may take."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from semisight.learning.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -9,3 +12,15 @@ class Limits:
     threads: int
     progress: bool
     smoke: bool
+
+    def training(self, **settings: Any) -> TrainConfig:
+        """Of a row that trains to the end of its epochs, on these threads and as quiet as asked."""
+        return TrainConfig(
+            patience=None,
+            validation_batch_size=500,
+            threads=self.threads,
+            keep_memory=True,
+            progress=self.progress,
+            tensorboard=False,
+            **settings,
+        )

@@ -47,7 +47,7 @@ from semisight.experiments.table1_samplers import EM, GIBBS, measure_gibbs, meas
 from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, sets, some
 from semisight.experiments.unfinished import forget, unfinished
 from semisight.learning.checkpoints import load_weights
-from semisight.learning.config import Schedule, TrainConfig
+from semisight.learning.config import Schedule
 from semisight.learning.devices import use_threads
 from semisight.learning.gradients import EstimatorName
 from semisight.learning.label_objective import LabelObjective
@@ -195,7 +195,7 @@ def measure_encoder(
     objective = learner(setting, of, seed)
     assert of.train.labels is not None
     epochs = None if setting.epochs is None else setting.epochs[of.name]
-    config = TrainConfig(
+    config = limits.training(
         seed=seed,
         learning_rate=setting.learning_rate,
         batch_size=setting.batch_size,
@@ -205,12 +205,6 @@ def measure_encoder(
         max_minutes=limits.minutes,
         metric="error",
         metric_rises=False,
-        patience=None,
-        validation_batch_size=500,
-        threads=limits.threads,
-        keep_memory=True,
-        progress=limits.progress,
-        tensorboard=False,
     )
     plan = label_plan(of.train.labels, setting.labels, setting.batch_size)
     trainer = Trainer(objective, of.train, folder, config=config, plan=plan, validate=label_validator(of.valid))

@@ -23,7 +23,6 @@ from semisight.experiments.chains import watching
 from semisight.experiments.limits import Limits
 from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, some
 from semisight.learning.checkpoints import load_weights
-from semisight.learning.config import TrainConfig
 from semisight.learning.objective import ImageObjective
 from semisight.learning.progress import ProgressBar
 from semisight.learning.trainer import Trainer
@@ -155,19 +154,7 @@ def start(of: Sets, x: Tensor, epochs: int, seed: int, folder: Path, resumed: bo
     if resumed:
         return Start(model, head, None, 0.0)
     model.start_from(of.train.batch(torch.arange(min(len(of.train), 5000))))
-    config = TrainConfig(
-        seed=seed,
-        learning_rate=1e-3,
-        batch_size=64,
-        schedule="cosine",
-        max_epochs=epochs,
-        patience=None,
-        validation_batch_size=500,
-        threads=limits.threads,
-        keep_memory=True,
-        progress=limits.progress,
-        tensorboard=False,
-    )
+    config = limits.training(seed=seed, learning_rate=1e-3, batch_size=64, schedule="cosine", max_epochs=epochs)
     objective = ImageObjective(model, "local", seed=seed)
     trainer = Trainer(objective, of.train, folder, config=config, valid=of.valid)
     fitted = trainer.fit(resume=trainer.run.newest.exists())

@@ -128,15 +128,16 @@ def _root(a: Tensor, alpha0: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def _lower_precision(a: Tensor, alpha0: Tensor, diagonal: Tensor) -> Tensor:
-    """diag + alpha0 A'A on and below the diagonal, all that Cholesky reads; above it there is no sense.
+    """diag + alpha0 A'A on and below the diagonal, all that Cholesky reads; above it, not to be used.
 
     Strip by strip: four of them leave out three eighths of the products.
     """
     size = a.shape[2]
     precision = a.new_zeros(len(a), size, size)
-    for start in range(0, size, max(1, -(-size // 4))):
-        strip = slice(start, min(start + -(-size // 4), size))
-        precision[:, strip, : strip.stop] = torch.bmm(a[..., strip].transpose(1, 2), a[..., : strip.stop])
+    for strip in torch.arange(size).tensor_split(4):
+        if len(strip):
+            start, stop = int(strip[0]), int(strip[-1]) + 1
+            precision[:, start:stop, :stop] = torch.bmm(a[..., start:stop].transpose(1, 2), a[..., :stop])
     precision.mul_(alpha0).diagonal(dim1=1, dim2=2).add_(diagonal)
     return precision
 
