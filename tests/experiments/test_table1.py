@@ -7,7 +7,7 @@ import torch
 
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.experiments import results, table1, table1_sets
+from semisight.experiments import results, table1, table1_samplers, table1_sets
 
 DIGITS = "builtin:digits"
 
@@ -18,7 +18,7 @@ def measured(out: Path, rows: list[str], minutes: float = 25.0) -> list[results.
 
 def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table1.csv"
-    rows = ["gibbs", "mcem", "vae-d", "vae", "vae-printed", "vae-preset"]
+    rows = ["gibbs", "mcem", "vae-d", "vae", "vae-printed", "vae-ours"]
     added = measured(out, rows)
     assert [row.key for row in results.read(out)] == [row.key for row in added]
     assert {row.row for row in added} == {f"smoke/{row}" for row in rows}
@@ -29,6 +29,7 @@ def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
     for row in ("gibbs", "mcem"):
         assert by[row, "test_images"].value == 20
         assert by[row, "times_vae"].value > 1
+        assert 0 <= by[row, "valid_half"].value <= 100 and 0 <= by[row, "valid_end"].value <= 100
     # sampled pooling averages over 50 passes
     assert by["vae-printed", "ms"].value > 5 * by["vae", "ms"].value
     assert list(tmp_path.iterdir()) == [out]
@@ -48,6 +49,17 @@ def test_a_chain_out_of_time_goes_on_where_it_was(row: str, tmp_path: Path, caps
         (r.metric, r.value) for r in expected if r.metric == "error"
     ]
     assert not saved.parent.exists()
+
+
+def test_rest_is_told_from_the_same_images() -> None:
+    labels = torch.tensor([0, 1, 2, 0])
+    right, off = torch.eye(3)[labels], torch.eye(3)[(labels + 1) % 3]
+    half = torch.cat([off[:3], right[3:]])  # three of four wrong
+    end = torch.cat([right[:1], off[1:3], right[3:]])  # one of them mended
+    told = table1_samplers.at_rest(half, end, labels)
+    # the differences are -100, 0, 0, 0: their standard deviation is 50
+    assert told == pytest.approx({"valid_half": 75.0, "valid_end": 50.0, "valid_spread": 25.0})
+    assert table1_samplers.at_rest(half, half, labels)["valid_spread"] == 0
 
 
 def test_a_saved_chain_of_other_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

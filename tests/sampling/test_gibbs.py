@@ -11,9 +11,10 @@ from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
 from semisight.model.labels import BayesianSVM
-from semisight.sampling.gibbs import GibbsChain, GibbsConfig, ParameterSamples, Sweep
+from semisight.sampling.gibbs import GibbsChain, GibbsConfig, Sweep
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions, infer_latents
 from semisight.sampling.latents import Latents, SweepOptions, posterior_latents, share_of_alpha0
+from semisight.sampling.parameter_samples import ParameterSamples
 from tests.sampling.oracle import (
     NO_Z,
     ONE_Z,
@@ -280,7 +281,7 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         model = ImageModel(ONE_Z, pooling="max").double()
         GibbsChain(decoder, images, CONFIG, latents=posterior_latents(model.encode(images, generator())))
     chain = GibbsChain(decoder, images, CONFIG)
-    with pytest.raises(UserError, match="no samples are kept yet"):
+    with pytest.raises(UserError, match="no samples of the parameters are kept yet"):
         chain.samples()
     samples = chain.run()
     with pytest.raises(UserError, match="without labels"):

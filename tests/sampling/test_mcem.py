@@ -160,6 +160,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(m_step: str, tmp_pat
         assert torch.equal(a, b)
     assert torch.equal(whole.head.scores.beta, second.head.scores.beta)
     assert torch.equal(whole.latents.s, second.latents.s)
+    kept, again = whole.samples(), second.samples()  # the estimate after every pass, those before the stop too
+    assert len(kept) == len(again) == 4 and kept.head is not None and again.head is not None
+    assert torch.equal(kept.head["scores.beta"], again.head["scores.beta"])
+    last = tiny_decoder(ONE_Z, seed=3)
+    kept.part(slice(2, None)).load(-1, last)
+    assert all(torch.equal(a, b) for a, b in zip(last.parameters(), whole.decoder.parameters(), strict=True))
     with pytest.raises(UserError, match="other images or labels"):
         MCEM(tiny_decoder(ONE_Z), images, config, labels.flip(0), toy_head()).resume(tmp_path / "em.safetensors")
     with pytest.raises(UserError, match="config"):

@@ -8,6 +8,10 @@ prior.
 Sampling is dear, so Gibbs runs on some of the training images, and both are tested on some of the test images, drawn
 by the seed (metric `test_images`); GIBBS and EM below say how many, and how many sweeps. A chain that needs more than
 --minutes is saved, and the same command goes on with it.
+
+Whether a chain had come to rest is measured too, on validation images, with the parameters of the first and of the
+second half of its sweeps (Gibbs) or the estimates after half and all of its passes (MCEM): metrics `valid_half`,
+`valid_end`, and `valid_spread`, the standard error of their difference, both being of the same images.
 """
 
 import time
@@ -28,15 +32,17 @@ from semisight.learning.progress import ProgressBar
 from semisight.learning.trainer import Trainer
 from semisight.model.architecture import suggest_architecture
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM, LabelHead
+from semisight.model.labels import BayesianSVM
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions
 from semisight.sampling.latents import Latents, SweepOptions, posterior_latents
 from semisight.sampling.mcem import MCEM, MCEMConfig
+from semisight.sampling.parameter_samples import ParameterSamples
 from semisight.sampling.parameters import Priors
 from semisight.sampling.top_map import MapConfig, map_decisions
 
 TIMES_VAE, TEST_IMAGES = "times_vae", "test_images"
+VALID_HALF, VALID_END, VALID_SPREAD = "valid_half", "valid_end", "valid_spread"
 OPTIONS = SweepOptions(batch_size=125, share_above=0.1)
 # A dictionary above the first takes most of a sweep's time, 0.27 s per image of CIFAR-10 with the share above.
 RARELY_ABOVE = replace(OPTIONS, share_above=0.03)
@@ -48,7 +54,9 @@ GAMMA, PRECISION = 1.0, 300.0
 # move, and the chains of new images do not get to rest. It is held where learning without labels leaves it.
 PRIORS = Priors(alpha0_shape=1.5e8, alpha0_rate=1e6)
 ANNEAL = 10  # sweeps over which alpha0 rises for new images
-_SUBSET = 16  # a stream of the seed
+_SUBSET, _REST = 16, 18  # streams of the seed
+
+Shown = Callable[[int, int], None]  # how much of how much is done
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Sampled:
     n_samples: int
     options: SweepOptions = OPTIONS
     test_images: int = 500
+    valid_images: int = 1000
     test_burn_in: int = 15  # alpha0 rises over the first ten, and the chains are then at rest
     test_sweeps: int = 5  # for each sample of the parameters
     start_epochs: int = 5
@@ -77,19 +86,22 @@ class Maximised:
     rate: float = 1e-3
     options: SweepOptions = OPTIONS
     test_images: int = 500
+    valid_images: int = 1000
     test_steps: int = 100
     start_epochs: int = 5
 
 
 GIBBS = {
     "mnist": Sampled(images=20_000, burn_in=6, n_samples=12),
-    "cifar-10": Sampled(images=500, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, start_epochs=3),
-    "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, start_epochs=1),
+    "cifar-10": Sampled(
+        images=500, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=200, start_epochs=3
+    ),
+    "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, valid_images=20, start_epochs=1),
 }
 EM = {
     "mnist": Maximised(images=50_000, iterations=3),
-    "cifar-10": Maximised(images=2000, iterations=3, test_images=200, test_steps=50, start_epochs=3),
-    "smoke": Maximised(images=60, iterations=2, test_images=20, test_steps=3, start_epochs=1),
+    "cifar-10": Maximised(images=2000, iterations=3, test_images=200, valid_images=200, test_steps=50, start_epochs=3),
+    "smoke": Maximised(images=60, iterations=2, test_images=20, valid_images=20, test_steps=3, start_epochs=1),
 }
 
 
@@ -109,10 +121,10 @@ def measure_gibbs(of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dic
     first = InferenceConfig(setting.test_burn_in, setting.test_sweeps, seed, setting.options, anneal=ANNEAL)
     then = replace(first, burn_in=0, anneal=0)
 
-    def decide(images: Tensor, shown: Callable[[int, int], None]) -> Tensor:
-        return gibbs_decisions(samples, model.decoder, head, images, first, shown, then)
+    def decide(drawn: ParameterSamples, images: Tensor, shown: Shown) -> Tensor:
+        return gibbs_decisions(drawn, model.decoder, head, images, first, shown, then)
 
-    return tested(decide, setting.test_images, model, head, of, seed, chain.seconds, limits)
+    return tested(decide, samples, begun, setting, of, seed, chain.seconds, limits)
 
 
 def measure_mcem(of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dict[str, float], float]:
@@ -129,10 +141,11 @@ def measure_mcem(of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dict
         chain.run(lambda iteration: told(iteration.alpha0, iteration.mean_square), saved)
     find = MapConfig(setting.test_steps, seed=seed, options=setting.options)
 
-    def decide(images: Tensor, shown: Callable[[int, int], None]) -> Tensor:
+    def decide(estimates: ParameterSamples, images: Tensor, shown: Shown) -> Tensor:
+        estimates.load(-1, model.decoder, head)
         return map_decisions(model.decoder, head, images, find, shown)
 
-    return tested(decide, setting.test_images, model, head, of, seed, chain.seconds, limits)
+    return tested(decide, chain.samples(), begun, setting, of, seed, chain.seconds, limits)
 
 
 @dataclass(frozen=True)
@@ -171,23 +184,39 @@ def encoded(model: ImageModel, images: Tensor, generator: torch.Generator) -> La
 
 
 def tested(
-    decide: Callable[[Tensor, Callable[[int, int], None]], Tensor],
-    n_images: int,
-    model: ImageModel,
-    head: LabelHead,
+    decide: Callable[[ParameterSamples, Tensor, Shown], Tensor],
+    samples: ParameterSamples,
+    begun: Start,
+    setting: Sampled | Maximised,
     of: Sets,
     seed: int,
     seconds: float,
     limits: Limits,
 ) -> tuple[dict[str, float], float]:
     """Error and time of a sampler on some test images, the encoder's time beside it, and the minutes of it all."""
-    images, labels = some(of.test, n_images, seed, FOR_TESTS)
-    encoder_ms = milliseconds(model, head, images)
-    began, processor = time.monotonic(), time.process_time()
+    began = time.monotonic()
     bar = ProgressBar(limits.progress, None, float("inf"), start_step=0)
-    decisions = decide(images, lambda done, total: bar.step(done, done / total, time.monotonic() - began))
-    bar.close()
+
+    def shown(done: int, total: int) -> None:
+        bar.step(done, done / total, time.monotonic() - began)
+
+    images, labels = some(of.valid, setting.valid_images, seed, _REST)
+    half = len(samples) // 2
+    halfway = decide(samples.part(slice(half)), images, shown)
+    settled = at_rest(halfway, decide(samples.part(slice(half, None)), images, shown), labels)
+    images, labels = some(of.test, setting.test_images, seed, FOR_TESTS)
+    encoder_ms = milliseconds(begun.model, begun.head, images)
+    processor = time.process_time()
+    decisions = decide(samples, images, shown)
     ms = 1000 * (time.process_time() - processor) / len(images)
+    bar.close()
     error = 100 * error_rate(decisions.argmax(1), labels)
-    values = {ERROR: error, MS: ms, TIMES_VAE: ms / encoder_ms, TEST_IMAGES: float(len(images))}
+    values = {ERROR: error, MS: ms, TIMES_VAE: ms / encoder_ms, TEST_IMAGES: float(len(images)), **settled}
     return values, (seconds + time.monotonic() - began) / 60
+
+
+def at_rest(halfway: Tensor, end: Tensor, labels: Tensor) -> dict[str, float]:
+    """From decision values [N, C] of the same images: both errors, and the standard error of their difference."""
+    wrong_halfway, wrong_end = (100.0 * (values.argmax(1) != labels).double() for values in (halfway, end))
+    spread = (wrong_end - wrong_halfway).std() / len(labels) ** 0.5
+    return {VALID_HALF: float(wrong_halfway.mean()), VALID_END: float(wrong_end.mean()), VALID_SPREAD: float(spread)}

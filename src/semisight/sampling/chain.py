@@ -16,6 +16,7 @@ from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.sampling import saving
 from semisight.sampling.codes import CodePrior, label_prior, standard_prior
 from semisight.sampling.latents import Latents, checked_images, first_latents
+from semisight.sampling.parameter_samples import ParameterSamples, Snapshot, snapshot, stacked
 
 
 class Chain(ABC):
@@ -40,6 +41,7 @@ class Chain(ABC):
         self.generator = torch.Generator().manual_seed(seed)
         self.latents = first_latents(decoder, len(images), self.generator, latents)
         self.number, self.seconds = 0, 0.0
+        self.kept: list[Snapshot] = []
         self._digest = saving.data_digest(images, labels)
 
     @torch.no_grad()
@@ -56,21 +58,34 @@ class Chain(ABC):
             return standard_prior(self.decoder, n_images)
         return label_prior(self.decoder, self.head, self.labels[index], lam)
 
+    def keep(self) -> None:
+        """The parameters as they are now, for `samples`."""
+        self.kept.append(snapshot(self.decoder, self.head))
+
+    def samples(self) -> ParameterSamples:
+        """The parameters kept so far."""
+        if not self.kept:
+            raise UserError(f"no samples of the parameters are kept yet, after {self.number} passes over the images")
+        return stacked(self.kept)
+
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """The settings that must be the same for a saved chain to be this one."""
 
-    def _write(self, path: str | Path, tensors: dict[str, Tensor], **meta: Any) -> None:
+    def _write(self, path: str | Path, tensors: dict[str, Tensor]) -> None:
         """Everything that all chains hold, and what this kind holds besides, in one file."""
         tensors = {"s": self.latents.s, "generator": self.generator.get_state(), **tensors}
         tensors |= {f"places:{l}": p for l, p in enumerate(self.latents.places)}
         tensors |= saving.module_tensors("decoder", self.decoder)
         if self.head is not None:
             tensors |= saving.module_tensors("head", self.head)
-        counted = {"number": self.number, "seconds": self.seconds}
-        saving.write_chain(path, self.kind, tensors, {**self._identity(), **counted, **meta})
+        for number, (decoder, head) in enumerate(self.kept):
+            tensors |= {f"kept-decoder-{number}:{name}": t for name, t in decoder.items()}
+            tensors |= {f"kept-head-{number}:{name}": t for name, t in (head or {}).items()}
+        counted = {"number": self.number, "seconds": self.seconds, "kept": len(self.kept)}
+        saving.write_chain(path, self.kind, tensors, {**self._identity(), **counted})
 
-    def _read(self, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _read(self, path: str | Path) -> dict[str, Tensor]:
         """Goes back to what `_write` wrote for the same data and settings; the rest is left to the kind."""
         tensors, meta = saving.read_chain(path, self.kind)
         saving.check_same(path, meta, self._identity())
@@ -82,7 +97,11 @@ class Chain(ABC):
             p.copy_(tensors[f"places:{l}"])
         self.generator = saving.generator_from(tensors["generator"])
         self.number, self.seconds = int(meta["number"]), float(meta.get("seconds", 0.0))
-        return tensors, meta
+        self.kept = []
+        for number in range(int(meta["kept"])):
+            kept = saving.take(tensors, f"kept-head-{number}")
+            self.kept.append((saving.take(tensors, f"kept-decoder-{number}"), kept or None))
+        return tensors
 
     def _identity(self) -> dict[str, Any]:
         head = self.head

@@ -14,18 +14,16 @@ xi.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
 from semisight.model.labels import BayesianSVM
-from semisight.sampling import saving
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
@@ -34,6 +32,7 @@ from semisight.sampling.latents import (
     slices,
     sweep_latents,
 )
+from semisight.sampling.parameter_samples import ParameterSamples
 from semisight.sampling.parameters import Priors, draw_parameters
 
 
@@ -69,26 +68,6 @@ class Sweep:
     mean_square: float  # of the residual, per pixel
 
 
-@dataclass(frozen=True)
-class ParameterSamples:
-    """Draws of all parameters, stacked: name in the module's state_dict -> [n_samples, ...]."""
-
-    decoder: Mapping[str, Tensor]
-    head: Mapping[str, Tensor] | None = None
-
-    def __len__(self) -> int:
-        return len(next(iter(self.decoder.values()), ()))
-
-    def load(self, number: int, decoder: ImageDecoder, head: BayesianSVM | None = None) -> None:
-        """Puts one draw into a decoder, and into a head where one is given."""
-        decoder.load_state_dict({name: values[number] for name, values in self.decoder.items()})
-        if head is None:
-            return
-        if self.head is None:
-            raise UserError("these samples come from a chain without labels: they hold no label head to load")
-        head.load_state_dict({name: values[number] for name, values in self.head.items()})
-
-
 class GibbsChain(Chain):
     """The state of a chain: latent variables, lambda, parameters, random numbers; `sweep` moves it."""
 
@@ -106,7 +85,6 @@ class GibbsChain(Chain):
         super().__init__(decoder, images, config.seed, labels, head, latents)
         self.config = config
         self.lam = self.draw_lambda(slice(None), self.latents.codes)
-        self._kept: list[tuple[dict[str, Tensor], dict[str, Tensor] | None]] = []
 
     def sweep(self) -> float:
         """Every variable once; returns the mean square of the residual."""
@@ -136,47 +114,27 @@ class GibbsChain(Chain):
             mean_square = self.sweep()
             after = self.number - config.burn_in
             if after > 0 and after % config.every == 0:
-                self._kept.append(self._snapshot())
+                self.keep()
             if save_to is not None and (self.number % save_every == 0 or self.number == config.n_sweeps):
                 self.save(save_to)
             if progress is not None:
                 alpha0 = float(self.decoder.log_alpha0.detach().exp())
-                progress(Sweep(self.number, config.n_sweeps, len(self._kept), alpha0, mean_square))
+                progress(Sweep(self.number, config.n_sweeps, len(self.kept), alpha0, mean_square))
         return self.samples()
-
-    def samples(self) -> ParameterSamples:
-        """The parameters kept so far."""
-        if not self._kept:
-            raise UserError(f"no samples are kept yet: {self.number} sweeps done, {self.config.burn_in} are burn-in")
-        decoders, heads = [d for d, _ in self._kept], [h for _, h in self._kept]
-        head = None if heads[0] is None else {k: torch.stack([h[k] for h in heads if h]) for k in heads[0]}
-        return ParameterSamples({k: torch.stack([d[k] for d in decoders]) for k in decoders[0]}, head)
 
     def save(self, path: str | Path) -> None:
         """Everything the chain is, in one file."""
-        tensors = {} if self.lam is None else {"lambda": self.lam}
-        for number, (decoder, head) in enumerate(self._kept):
-            tensors |= {f"kept-decoder-{number}:{name}": t for name, t in decoder.items()}
-            tensors |= {f"kept-head-{number}:{name}": t for name, t in (head or {}).items()}
-        self._write(path, tensors, kept=len(self._kept))
+        self._write(path, {} if self.lam is None else {"lambda": self.lam})
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a chain with the same data and settings was saved; it goes on bit for bit."""
-        tensors, meta = self._read(path)
+        tensors = self._read(path)
         if self.lam is not None:
             self.lam = tensors["lambda"].to(self.x.device)
-        self._kept = []
-        for number in range(int(meta["kept"])):
-            head = saving.take(tensors, f"kept-head-{number}")
-            self._kept.append((saving.take(tensors, f"kept-decoder-{number}"), head or None))
 
     def _settings(self) -> dict[str, Any]:
         """How many samples are wanted may change."""
         return {k: v for k, v in asdict(self.config).items() if k != "n_samples"}
-
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        head = None if self.head is None else {k: v.detach().cpu().clone() for k, v in self.head.state_dict().items()}
-        return {k: v.detach().cpu().clone() for k, v in self.decoder.state_dict().items()}, head
 
     def _completed(self) -> Iterator[Completed]:
         for n in slices(len(self.latents), self.config.options.batch_size):

@@ -20,7 +20,6 @@ from semisight.model.image_encoder import flat_code
 from semisight.model.labels import BayesianSVM
 from semisight.sampling.chain import check_counts
 from semisight.sampling.codes import standard_prior
-from semisight.sampling.gibbs import ParameterSamples
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
@@ -31,6 +30,7 @@ from semisight.sampling.latents import (
     sweep_latents,
 )
 from semisight.sampling.painting import one_hot
+from semisight.sampling.parameter_samples import ParameterSamples
 
 
 @dataclass(frozen=True)

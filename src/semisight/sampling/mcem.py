@@ -107,10 +107,11 @@ class MCEM(Chain):
                 progress(report)
 
     def iterate(self) -> Iteration:
-        """One pass over the images."""
+        """One pass over the images; the estimate after it is kept, to see later whether it still moved."""
         started = time.monotonic()
         mean_square = self._exact_pass() if self.config.m_step == "exact" else self._gradient_pass()
         self.number += 1
+        self.keep()
         self.seconds += time.monotonic() - started
         alpha0 = float(self.decoder.log_alpha0.detach().exp())
         return Iteration(self.number, self.config.iterations, alpha0, mean_square)
@@ -194,7 +195,7 @@ class MCEM(Chain):
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a run with the same data and settings was saved; it goes on bit for bit."""
-        tensors, _ = self._read(path)
+        tensors = self._read(path)
         self._optimiser.state.clear()
         for number, parameter in enumerate(self._parameters):
             state = saving.take(tensors, f"adam-{number}")
