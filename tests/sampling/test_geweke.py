@@ -36,7 +36,7 @@ PRIORS = Priors(dictionary_precision=1.0, bias_mean=0.3, bias_precision=2.0, alp
 LABELS = torch.tensor([0, 1, -1])
 N, CLASSES = 3, 2
 GAMMA = (0.4, 1.5)
-CONFIG = GibbsConfig(priors=PRIORS, options=SweepOptions(largest_block=1))
+CONFIG = GibbsConfig(beta_steps=2, priors=PRIORS, options=SweepOptions(largest_block=1))
 SWEEPS = 6
 
 

@@ -256,6 +256,8 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         InferenceConfig(burn_in=3, anneal=4)
     with pytest.raises(UserError, match="at least 1 sweep"):
         GibbsConfig(every=0)
+    with pytest.raises(UserError, match="beta at least once"):
+        GibbsConfig(beta_steps=0)
     with pytest.raises(UserError, match="share_above"):
         SweepOptions(share_above=0.0)
     with pytest.raises(UserError, match="label head"):

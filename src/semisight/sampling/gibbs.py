@@ -43,6 +43,7 @@ class GibbsConfig:
     burn_in: int = 1000
     n_samples: int = 50
     every: int = 1  # sweeps from one kept sample to the next
+    beta_steps: int = 1  # draws of lambda and beta in a sweep: beta moves slowly, and a draw is cheap beside the rest
     seed: int = 0
     priors: Priors = field(default_factory=Priors)
     options: SweepOptions = field(default_factory=SweepOptions)
@@ -51,6 +52,8 @@ class GibbsConfig:
         check_counts(self.burn_in, self.n_samples)
         if self.every < 1:
             raise UserError(f"every must be at least 1 sweep, not {self.every}")
+        if self.beta_steps < 1:
+            raise UserError(f"a sweep draws beta at least once, not {self.beta_steps} times")
 
     @property
     def n_sweeps(self) -> int:
@@ -97,7 +100,9 @@ class GibbsChain(Chain):
         priors, share = self.config.priors, self.config.options.share_above
         mean_square = draw_parameters(self.decoder, self._completed, priors, self.generator, share)
         if self.head is not None and self.labels is not None:
-            self.lam = self.head.gibbs_step(self.labels, self.latents.codes, self.generator)
+            codes = self.latents.codes
+            for _ in range(self.config.beta_steps):
+                self.lam = self.head.gibbs_step(self.labels, codes, self.generator)
         self.number += 1
         self.seconds += time.monotonic() - started
         return mean_square

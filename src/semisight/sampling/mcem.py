@@ -6,7 +6,8 @@
 m_step="exact"      all images, then the maximiser of every parameter given the others (an ECM step): with exact
                     expectations the posterior never falls. For sets that can be swept many times.
 m_step="gradient"   batch by batch, one Adam step on the sampled log-joint, by Fisher's identity an estimate of the
-                    gradient of log p(X, y | parameters): the form of [8] for large sets.
+                    gradient of log p(X, y | parameters): the form of [8] for large sets. beta would need thousands
+                    of such steps, and is maximised after each pass instead (beta_mode.py).
 
 At test the codes come from `map_codes` (top_map.py).
 """
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM, one_versus_all
+from semisight.model.labels import BayesianSVM
 from semisight.sampling import saving
+from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
@@ -86,8 +88,7 @@ class MCEM(Chain):
     ) -> None:
         super().__init__(decoder, images, config.seed, labels, head, latents)
         self.config = config
-        modules = nn.ModuleList([decoder] if head is None else [decoder, head])
-        self._parameters = list(modules.parameters())
+        self._parameters = list(decoder.parameters())
         # log alpha0 travels several units where weights travel fractions: ten times their rate, as in learning.
         slow = [p for p in self._parameters if p is not decoder.log_alpha0]
         groups = [{"params": slow, "scale": 1.0}, {"params": [decoder.log_alpha0], "scale": 10.0}]
@@ -133,9 +134,7 @@ class MCEM(Chain):
                 yield Completed(x, rows.s.contiguous(), rows.places, torch.full_like(x[0, 0, 0], 1 / n_samples))
 
         mean_square = maximise_parameters(self.decoder, completed, self.config.priors, self.config.solver)
-        if self.head is not None and self.labels is not None:
-            weight = torch.full_like(draws.s[0, 0, 0], 1 / n_samples)
-            maximise_beta(self.head, self.labels.repeat(n_samples), draws.codes, weight)
+        self._maximise_beta(draws)
         return mean_square
 
     def _gradient_pass(self) -> float:
@@ -149,6 +148,7 @@ class MCEM(Chain):
                     group["scale"] * self.config.rate * (1 - (self.number + step / steps) / self.config.iterations)
                 )
             squares += self._gradient_step(order[n].to(self.x.device))
+        self._maximise_beta(self.latents)
         return squares / (count * self.decoder.architecture.n_pixels)
 
     def _gradient_step(self, index: Tensor) -> float:
@@ -158,17 +158,21 @@ class MCEM(Chain):
         self._optimiser.zero_grad()
         squares = 0.0
         value = self.config.priors.log_density(self.decoder) / len(self.latents)
-        if self.head is not None:
-            value = value + self.head.log_prior(len(self.latents))
         for draw in draws:
             mean = self.decoder(draw.s, Completed(x, draw.s, draw.places).z(self.decoder)).mean
             value = value + share * self.decoder.log_prob(x, mean).mean()
             squares += share * float((x - mean).detach().square().sum())
-            if self.head is not None and self.labels is not None:
-                value = value + share * self.head.log_prob(self.labels[index], draw.codes).mean()
         (-value).backward()
         self._optimiser.step()
         return squares
+
+    def _maximise_beta(self, draws: Latents) -> None:
+        """For one draw of all images, or several one after the other."""
+        if self.head is None or self.labels is None:
+            return
+        n_draws = len(draws) // len(self.latents)
+        weight = torch.full_like(draws.s[0, 0, 0], 1 / n_draws)
+        maximise_beta(self.head, self.labels.repeat(n_draws), draws.codes, weight, self.config.seed)
 
     def _expectation(self, index: slice | Tensor) -> list[Latents]:
         """Samples of z and s for some images; the chains' state moves with them."""
@@ -206,30 +210,6 @@ class MCEM(Chain):
 
     def _settings(self) -> dict[str, Any]:
         return asdict(self.config)
-
-
-@torch.no_grad()
-def maximise_beta(head: BayesianSVM, labels: Tensor, codes: Tensor, weight: Tensor) -> None:
-    """The M-step of (31)-(35) for beta and the bias under their prior: one weighted ridge regression per class.
-
-    With w = E[1/lambda | y, s] at the old beta, maximises
-    sum_n weight_n (-gamma (u^2 w / 2 + u)) - precision |beta|^2 / 2, u = 1 - y f, which touches the log-posterior at
-    the old beta and lies below it elsewhere.
-    """
-    y = one_versus_all(labels, head.n_classes).double()
-    inverse = head.lambda_posterior(labels, codes).mean_inverse.double()  # [B, C]
-    inputs = codes.double()
-    if head.scores.bias is not None:
-        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-    prior = head.precision * torch.eye(inputs.shape[1], dtype=torch.float64, device=inputs.device)
-    for c in range(head.n_classes):
-        scale = head.gamma[c].double() * weight.double() * y[:, c].abs()
-        precision = prior + (inputs * (scale * inverse[:, c])[:, None]).T @ inputs
-        right = inputs.T @ (scale * (inverse[:, c] + 1) * y[:, c])
-        solution = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(precision))[:, 0]
-        head.scores.beta[:, c] = solution[: codes.shape[1]].to(codes.dtype)
-        if head.scores.bias is not None:
-            head.scores.bias[c] = solution[-1].to(codes.dtype)
 
 
 def _copy(target: Latents, source: Latents) -> None:
