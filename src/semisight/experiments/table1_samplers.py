@@ -96,13 +96,13 @@ class Maximised:
 GIBBS = {
     "mnist": Sampled(images=20_000, burn_in=6, n_samples=12),
     "cifar-10": Sampled(
-        images=500, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=200, start_epochs=3
+        images=1000, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=100, start_epochs=3
     ),
     "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, valid_images=20, start_epochs=1),
 }
 EM = {
-    "mnist": Maximised(images=50_000, iterations=3),
-    "cifar-10": Maximised(images=2000, iterations=3, test_images=200, valid_images=200, test_steps=50, start_epochs=3),
+    "mnist": Maximised(images=50_000, iterations=4),
+    "cifar-10": Maximised(images=6000, iterations=2, test_images=200, valid_images=100, test_steps=50, start_epochs=3),
     "smoke": Maximised(images=60, iterations=2, test_images=20, valid_images=20, test_steps=3, start_epochs=1),
 }
 
@@ -168,7 +168,7 @@ class Start:
 
 
 def start(of: Sets, x: Tensor, y: Tensor, epochs: int, seed: int, folder: Path, resumed: bool, limits: Limits) -> Start:
-    """For images x [N, C, H, W] and labels y [N]; the file of a resumed chain has all but the forms of model and head."""
+    """For images x [N, C, H, W] and labels y [N]; a resumed chain's file has all but the forms of model and head."""
     model = ImageModel(suggest_architecture(of.train.shape), "expected", seed)
     generator = torch.Generator().manual_seed(seed)
     size, n_classes = model.architecture.code_size, len(of.train.class_names)
