@@ -96,13 +96,13 @@ class Maximised:
 GIBBS = {
     "mnist": Sampled(images=20_000, burn_in=6, n_samples=12),
     "cifar-10": Sampled(
-        images=1000, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=100, start_epochs=3
+        images=500, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=50, start_epochs=3
     ),
     "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, valid_images=20, start_epochs=1),
 }
 EM = {
     "mnist": Maximised(images=50_000, iterations=4),
-    "cifar-10": Maximised(images=6000, iterations=2, test_images=200, valid_images=100, test_steps=50, start_epochs=3),
+    "cifar-10": Maximised(images=3000, iterations=2, test_images=200, valid_images=50, test_steps=50, start_epochs=3),
     "smoke": Maximised(images=60, iterations=2, test_images=20, valid_images=20, test_steps=3, start_epochs=1),
 }
 

@@ -7,7 +7,8 @@ m_step="exact"      all images, then the maximiser of every parameter given the 
                     expectations the posterior never falls. For sets that can be swept many times.
 m_step="gradient"   batch by batch, one Adam step on the sampled log-joint, by Fisher's identity an estimate of the
                     gradient of log p(X, y | parameters): the form of [8] for large sets. beta would need thousands
-                    of such steps, and is maximised after each pass instead (beta_mode.py).
+                    of such steps, and is maximised after each pass instead, for the last draw of every image
+                    (beta_mode.py).
 
 At test the codes come from `map_codes` (top_map.py).
 """
