@@ -4,7 +4,7 @@
     z_n(l)        ~ uniform over the places of its block
     D, image bias, alpha0                                 priors in parameters.py
     X_n           ~ N(picture(s_n, z_n; D) + image bias, 1/alpha0)
-    beta_c, bias_c ~ N(0, I);   y_nc, lambda_nc | s_n     (28), where image n has a label
+    beta_c, bias_c ~ N(0, I/precision);   y_nc, lambda_nc | s_n     (28), where image n has a label
 
 One sweep draws, each given everything else: z of every layer and s, image by image (latents.py); D layer by layer,
 image bias, alpha0 (parameters.py); lambda and beta (BayesianSVM.gibbs_step). Every conditional is exact.

@@ -19,7 +19,7 @@ from semisight.errors import UserError
 from semisight.files import write_atomic
 
 _HEADER = "semisight-chain"
-_FORMAT = 1
+_FORMAT = 2  # 1: without the parameters that both kinds of chain keep
 
 
 def data_digest(images: Tensor, labels: Tensor | None) -> str:
