@@ -18,15 +18,16 @@ def measured(out: Path, rows: list[str], minutes: float = 25.0) -> list[results.
 
 def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table1.csv"
-    rows = ["gibbs", "mcem", "vae-d", "vae", "vae-printed", "vae-ours"]
+    rows = ["gibbs", "mcem", "mcem-longer", "vae-d", "vae", "vae-printed", "vae-ours"]
+    samplers = ("gibbs", "mcem", "mcem-longer")
     added = measured(out, rows)
     assert [row.key for row in results.read(out)] == [row.key for row in added]
     assert {row.row for row in added} == {f"smoke/{row}" for row in rows}
     by = {(row.row.removeprefix("smoke/"), row.metric): row for row in added}
     for row in rows:
         assert 0 <= by[row, "error"].value <= 100 and by[row, "ms"].value > 0
-        assert ("60" if row in ("gibbs", "mcem") else "300") == by[row, "error"].N
-    for row in ("gibbs", "mcem"):
+        assert ("60" if row in samplers else "300") == by[row, "error"].N
+    for row in samplers:
         assert by[row, "test_images"].value == 20
         assert by[row, "times_vae"].value > 1
         assert 0 <= by[row, "valid_half"].value <= 100 and 0 <= by[row, "valid_end"].value <= 100
