@@ -18,7 +18,7 @@ def measured(out: Path, rows: list[str], minutes: float = 25.0) -> list[results.
 
 def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table1.csv"
-    rows = ["gibbs", "mcem", "mcem-longer", "vae-d", "vae", "vae-printed", "vae-ours"]
+    rows = ["gibbs", "mcem", "mcem-longer", "vae-d", "vae", "vae-printed", "vae-ours", "vae-two-step", "vae-d-two-step"]
     samplers = ("gibbs", "mcem", "mcem-longer")
     added = measured(out, rows)
     assert [row.key for row in results.read(out)] == [row.key for row in added]

@@ -1,9 +1,12 @@
-"""Between pooling and the next layer: nothing (the paper), a ReLU, or normalised maps and a ReLU."""
+"""Between pooling and the next layer: nothing (the paper), a ReLU, or normalised maps and a ReLU. How places start."""
 
+import math
+
+import pytest
 import torch
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_encoder import after_pooling, normalised
+from semisight.model.image_encoder import PoolingMLP, after_pooling, normalised
 from semisight.model.image_model import ImageModel, batch_last
 
 DEEP = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(4, 3, 2), Layer(5, 2)), "norm-relu")
@@ -26,3 +29,23 @@ def test_a_code_depends_on_its_image_alone() -> None:
     torch.testing.assert_close(model.mean_code(images[:2], torch.Generator()), codes[:2])
     top = model.encoder(batch_last(images), model.noise(6, torch.Generator())).mu
     torch.testing.assert_close(top, model.encoder.means(batch_last(images)))
+
+
+@pytest.mark.parametrize("reach", [1.0, 10 / 3])
+def test_a_longer_reach_tells_large_values_apart(reach: float) -> None:
+    gain = 5.0
+    weights = PoolingMLP(4, gain, reach, torch.Generator().manual_seed(0)).weights()
+    small, large = torch.tensor([[0.02], [0.01], [0.0], [0.0]]), torch.tensor([[4.0], [3.0], [0.0], [0.0]])
+    eta = weights.logits(torch.cat([small, large], 1))[1]
+    # small values count by the gain, whatever the reach; 0.01 is the size of the random part of each weight
+    assert float(eta[0, 0] - eta[1, 0]) == pytest.approx(gain * 0.01, abs=0.02)
+    exact = gain * reach * (math.tanh(4 / reach) - math.tanh(3 / reach))
+    assert (exact < 0.1) if reach == 1 else (exact > 1.9)
+    assert float(eta[0, 1] - eta[1, 1]) == pytest.approx(exact, abs=0.5)
+
+
+def test_the_reach_changes_nothing_but_the_start_of_the_places() -> None:
+    near, far = ImageModel(DEEP), ImageModel(DEEP, reach=2.0)
+    for (name, a), b in zip(near.named_parameters(), far.parameters(), strict=True):
+        factor = {"inner": 0.5, "outer": 2.0}.get(name.rpartition(".")[2], 1.0)
+        torch.testing.assert_close(b, factor * a, msg=name)

@@ -175,20 +175,30 @@ def start(of: Sets, x: Tensor, y: Tensor, epochs: int, seed: int, folder: Path, 
     """For images x [N, C, H, W] and labels y [N]; a resumed chain's file has all but the forms of model and head."""
     model = ImageModel(suggest_architecture(of.train.shape), "expected", seed)
     generator = torch.Generator().manual_seed(seed)
-    size, n_classes = model.architecture.code_size, len(of.train.class_names)
-    head = BayesianSVM(size, n_classes, GAMMA, generator=generator, precision=PRECISION)
+    head = label_head(model, of, generator)
     if resumed:
         return Start(model, head, None, 0.0)
+    seconds = learn_without_labels(model, of, epochs, seed, folder, limits)
+    began = time.monotonic()
+    latents = encoded(model, x, generator)
+    maximise_beta(head, y, latents.codes, torch.ones(len(y)), seed)
+    return Start(model, head, latents, seconds + time.monotonic() - began)
+
+
+def label_head(model: ImageModel, of: Sets, generator: torch.Generator) -> BayesianSVM:
+    size, n_classes = model.architecture.code_size, len(of.train.class_names)
+    return BayesianSVM(size, n_classes, GAMMA, generator=generator, precision=PRECISION)
+
+
+def learn_without_labels(model: ImageModel, of: Sets, epochs: int, seed: int, folder: Path, limits: Limits) -> float:
+    """By (10) from the training images alone; the seconds it took."""
     model.start_from(of.train.batch(torch.arange(min(len(of.train), 5000))))
     config = limits.training(seed=seed, learning_rate=1e-3, batch_size=64, schedule="cosine", max_epochs=epochs)
     objective = ImageObjective(model, "local", seed=seed)
     trainer = Trainer(objective, of.train, folder, config=config, valid=of.valid)
     fitted = trainer.fit(resume=trainer.run.newest.exists())
     load_weights(objective, fitted.checkpoint)
-    began = time.monotonic()
-    latents = encoded(model, x, generator)
-    maximise_beta(head, y, latents.codes, torch.ones(len(y)), seed)
-    return Start(model, head, latents, fitted.seconds + time.monotonic() - began)
+    return fitted.seconds
 
 
 @torch.no_grad()

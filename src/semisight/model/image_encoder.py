@@ -128,14 +128,19 @@ class PoolingMLP(nn.Module):
     """eta = W1 tanh(W2 vec(block)), shared by all maps and blocks of a layer.
 
     Started near the identity with a gain, so that pooling begins close to soft max-pooling: from a random start q(z)
-    collapses to uniform and the encoder stays nearly linear.
+    collapses to uniform and the encoder stays nearly linear. tanh levels out what is larger than `reach`: two such
+    values of a block are the same to q(z), and their mean is pooled where max-pooling takes the larger one.
     """
 
-    def __init__(self, places: int, gain: float, generator: torch.Generator) -> None:
+    def __init__(self, places: int, gain: float, reach: float, generator: torch.Generator) -> None:
         super().__init__()
-        self.inner = nn.Parameter(torch.eye(places) + 0.01 * torch.randn(places, places, generator=generator))
+
+        def near_identity(size: float) -> Tensor:
+            return size * torch.eye(places) + 0.01 * torch.randn(places, places, generator=generator)
+
+        self.inner = nn.Parameter(near_identity(1.0) / reach)
         self.inner_bias = nn.Parameter(torch.zeros(places, 1))
-        self.outer = nn.Parameter(gain * torch.eye(places) + 0.01 * torch.randn(places, places, generator=generator))
+        self.outer = nn.Parameter(near_identity(gain) * reach)
         self.outer_bias = nn.Parameter(torch.zeros(places, 1))
 
     def weights(self) -> PoolingWeights:
@@ -181,6 +186,7 @@ class ImageEncoder(nn.Module):
         generator: torch.Generator,
         pooling_gain: float = 5.0,
         operators: Operators = FAST,
+        reach: float = 1.0,
     ) -> None:
         super().__init__()
         if pooling not in POOLINGS:
@@ -198,7 +204,7 @@ class ImageEncoder(nn.Module):
         if pooling != "max":
             for index in architecture.pooled_layers:
                 places = architecture.layers[index].pool ** 2
-                self.pooling_mlps.append(PoolingMLP(places, pooling_gain, generator))
+                self.pooling_mlps.append(PoolingMLP(places, pooling_gain, reach, generator))
         self.code_mlp = CodeMLP(architecture.layers[-1].maps, math.prod(architecture.code_shape[1:]), generator)
 
     def forward(self, x: Tensor, noise: Noise, through: bool = True) -> Posterior:

@@ -28,11 +28,13 @@ class ImageModel(nn.Module):
         pooling: Pooling = "expected",
         seed: int = 0,
         operators: Operators = FAST,
+        reach: float = 1.0,
     ) -> None:
+        """`reach`: up to which size the places' MLP tells values apart at its start (PoolingMLP)."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.architecture, self.pooling = architecture, pooling
-        self.encoder = ImageEncoder(architecture, pooling, generator, operators=operators)
+        self.encoder = ImageEncoder(architecture, pooling, generator, operators=operators, reach=reach)
         self.decoder = ImageDecoder(architecture, generator, operators=operators)
 
     @torch.no_grad()
