@@ -2,7 +2,7 @@
 
     semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae --minutes 100     the table, 100 minutes in all
     semisight reproduce table1 --data MNIST --rows vae-d,vae --splits 0,1,2,3,4           five seeds, 70 minutes
-    semisight reproduce table1 --data MNIST --rows vae-d-two-step,vae-two-step            the images teach the code alone
+    semisight reproduce table1 --data MNIST --rows vae-d-two-step,vae-two-step            codes without labels
     semisight reproduce table1 --data MNIST --rows vae-d-ours,vae-ours                    our network
     semisight reproduce table1 --data MNIST --rows supervised-mnist                       three rows
     semisight reproduce table1 --data CIFAR-10 --rows gibbs,mcem,vae-d,vae                55 minutes in all
