@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_encoder import PoolingMLP, after_pooling, normalised
 from semisight.model.image_model import ImageModel, batch_last
@@ -49,3 +50,5 @@ def test_the_reach_changes_nothing_but_the_start_of_the_places() -> None:
     for (name, a), b in zip(near.named_parameters(), far.parameters(), strict=True):
         factor = {"inner": 0.5, "outer": 2.0}.get(name.rpartition(".")[2], 1.0)
         torch.testing.assert_close(b, factor * a, msg=name)
+    with pytest.raises(UserError, match="reach must be above 0, not 0"):
+        ImageModel(DEEP, reach=0)

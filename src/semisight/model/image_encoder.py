@@ -191,6 +191,8 @@ class ImageEncoder(nn.Module):
         super().__init__()
         if pooling not in POOLINGS:
             raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+        if not reach > 0:
+            raise UserError(f"reach must be above 0, not {reach}")
         self.architecture, self.pooling, self.operators = architecture, pooling, operators
         # The encoder looks at (X - centre) / scale; both come from the training images (ImageModel.start_from).
         self.register_buffer("centre", torch.zeros(*architecture.image_shape, 1))
