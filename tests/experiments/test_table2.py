@@ -10,7 +10,7 @@ from semisight.experiments import results, table2
 
 def test_every_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table2.csv"
-    rows = ["tsvm", "xi0-tsvm", "printed", "pull", "labelled-alone"]
+    rows = ["tsvm", "xi0-tsvm", "printed", "local-d", "pull", "labelled-alone"]
     added = table2.run("builtin:digits", out, rows, n=(5,), smoke=True, threads=1, progress=False)
     assert [row.key for row in results.read(out)] == [row.key for row in added]
     assert {(row.row, row.metric) for row in added} == {
@@ -18,6 +18,8 @@ def test_every_row_at_smoke_size(tmp_path: Path) -> None:
         ("xi0-tsvm", "error"),
         ("printed", "error"),
         ("printed", "error_stopped"),
+        ("local-d", "error"),
+        ("local-d", "error_stopped"),
         ("pull", "error"),
         ("pull", "error_stopped"),
         ("labelled-alone", "error"),

@@ -14,6 +14,7 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
     xi0-tsvm        image model alone, its codes to a transductive SVM                          5.83
     printed         nvil, sampled pooling, xi = N_X/(C rho), Bayesian SVM                       1.49
     local           the same with the local gradient and expected pooling
+    local-d         `local` with deterministic pooling and unpooling (VAE-d): what places are worth
     softmax         `local` with a softmax in the Bayesian SVM's place
     pull            ours: normalised maps and ReLU after pooling, one layer more, and unlabelled images pull (Pull)
     pull-no-bound   `pull` without the image model: what the bound is worth
@@ -91,6 +92,7 @@ PULL = Setting(
 SETTINGS = {
     "printed": PRINTED,
     "local": replace(PRINTED, gradient="local", pooling="expected"),
+    "local-d": replace(PRINTED, gradient="local", pooling="max"),
     "softmax": replace(PRINTED, gradient="local", pooling="expected", labels=LabelSettings(head="softmax", pull=False)),
     "pull": PULL,
     "pull-no-bound": replace(PULL, labels=replace(PULL.labels, bound_images=0)),
