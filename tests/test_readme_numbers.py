@@ -44,6 +44,7 @@ def test_the_image_model(pooling: str) -> None:
         ("image model without labels", "xi0-tsvm", 1),
         ("as printed", "printed", 1),
         ("the same with the local gradient", "local", 1),
+        ("this with deterministic pooling", "local-d", 1),
         ("unlabelled images pull", "pull", 3),
     ],
 )
@@ -72,6 +73,10 @@ def test_other_numbers_of_labels_and_photographs() -> None:
         ("Monte Carlo EM", "mnist/mcem", "50000", 1),
         ("deterministic pooling and unpooling", "mnist/vae-d", "50000", 3),
         ("VAE, the same with places", "mnist/vae", "50000", 3),
+        ("VAE-d, labels weighed as in the model", "mnist/vae-d-bound", "50000", 3),
+        ("VAE, labels weighed as in the model", "mnist/vae-bound", "50000", 3),
+        ("VAE-d, its code learned without labels", "mnist/vae-d-two-step", "50000", 1),
+        ("VAE, its code learned without labels", "mnist/vae-two-step", "50000", 1),
         ("VAE-d, a deeper network", "mnist/vae-d-ours", "50000", 3),
         ("VAE, a deeper network", "mnist/vae-ours", "50000", 3),
     ],
@@ -91,11 +96,21 @@ def test_what_places_are_worth() -> None:
         assert same(number, statistics.mean(errors))
 
 
+@pytest.mark.parametrize(("setting", "seeds"), [("bound", 3), ("two-step", 1)])
+def test_where_the_image_model_shapes_the_code_places_are_worth_more(setting: str, seeds: int) -> None:
+    with_places, without = (
+        [value("table1", f"mnist/{row}-{setting}", "50000", "error", seed) for seed in range(seeds)]
+        for row in ("vae", "vae-d")
+    )
+    assert 2 * max(with_places) < min(without)
+
+
 def test_whether_samplers_had_come_to_rest() -> None:
     text = " ".join(README.split())
     shown = re.search(
         r"([\d.]+) and ([\d.]+) % of 1,000 validation images are wrong by Gibbs sampling, ([\d.]+) and ([\d.]+) % "
-        r"by Monte Carlo EM \(standard errors of the differences ([\d.]+) and ([\d.]+)\)",
+        r"by Monte Carlo EM \(standard errors of the differences ([\d.]+) and ([\d.]+)\), "
+        r"and ([\d.]+) % with twice its passes",
         text,
     )
     assert shown, "the README no longer says whether the samplers had come to rest"
@@ -105,6 +120,7 @@ def test_whether_samplers_had_come_to_rest() -> None:
     ):
         for number, metric in ((half, "valid_half"), (end, "valid_end"), (spread, "valid_spread")):
             assert same(number, value("table1", f"mnist/{row}", n, metric))
+    assert same(shown.group(7), value("table1", "mnist/mcem-longer", "50000", "valid_end"))
 
 
 def test_samplers_beside_the_encoder() -> None:

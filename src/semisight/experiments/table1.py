@@ -6,7 +6,7 @@
     semisight reproduce table1 --data MNIST --rows vae-d-bound,vae-bound                  the bound as it is
     semisight reproduce table1 --data MNIST --rows vae-d-ours,vae-ours                    our network
     semisight reproduce table1 --data MNIST --rows supervised-mnist                       three rows
-    semisight reproduce table1 --data CIFAR-10 --rows gibbs,mcem,vae-d,vae                55 minutes in all
+    semisight reproduce table1 --data CIFAR-10 --rows gibbs,mcem,vae-d,vae                60 minutes in all
 
 The training images are split by the seed, 10,000 (CIFAR-10: 5,000) of them for validation; the standard test images are
 looked at once a row. The column N is how many images were learned from.
