@@ -1,5 +1,6 @@
 """Table 1 at smoke size: every kind of row runs, is written once, and a chain out of time goes on where it was."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
         assert by[row, "test_images"].value == 20
         assert by[row, "times_vae"].value > 1
         assert 0 <= by[row, "valid_half"].value <= 100 and 0 <= by[row, "valid_end"].value <= 100
+    for row in set(rows) - set(samplers):
+        assert 0 <= by[row, "valid_error"].value <= 100 and by[row, "nats"].value > 0
+    assert by["vae-d-two-step", "nats"].value < 0.9 * math.log(10)  # 300 labels tell more than chance does
     # sampled pooling averages over 50 passes
     assert by["vae-printed", "ms"].value > 5 * by["vae", "ms"].value
     assert list(tmp_path.iterdir()) == [out]
