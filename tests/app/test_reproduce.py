@@ -44,6 +44,7 @@ def test_means_and_spreads_over_splits() -> None:
         (["table2", "--smoke", "--n", "ten"], "--n takes whole numbers"),
         (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
         (["table2"], "--data FOLDER"),
+        (["table2", "--compare", "pull,local"], "no results to compare at results/table2.csv"),
         (["table2", "--data", "nowhere"], "there is nothing at nowhere"),
     ],
 )
@@ -53,6 +54,28 @@ def test_mistakes_are_told(
     monkeypatch.chdir(tmp_path)
     assert fragment in refused("reproduce", *arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_rows_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    out = tmp_path / "table1.csv"
+    values = {"vae": (1.0, 1.2, 1.1, 9.0), "vae-d": (1.2, 1.3, 1.4)}  # seed 3 has no counterpart
+    results.add(
+        out,
+        [
+            results.Row("table1", row, "50000", metric, seed, value, "", 1.0, "abc", "a machine")
+            for row, of in values.items()
+            for seed, value in enumerate(of)
+            for metric in ("error", "nats")
+        ],
+    )
+    before = out.read_bytes()
+    said = ok("reproduce", "table1", "--compare", "vae,vae-d", "--out", out)
+    assert "1.1 and 1.3: -0.2 +- 0.058, lower at 3 of 3 seeds, p = 0.074" in said and said.count("p = ") == 2
+    assert out.read_bytes() == before
+    assert "+0.2 +- 0.058, lower at 0 of 3 seeds" in ok("reproduce", "table1", "--compare", "vae-d, vae", "--out", out)
+    assert "did you mean 'vae-d'" in refused("reproduce", "table1", "--compare", "vae,vae_d", "--out", out)
+    assert "takes two rows" in refused("reproduce", "table1", "--compare", "vae", "--out", out)
+    assert "did you mean 'table1'" in refused("reproduce", "tabel1", "--compare", "vae,vae-d", "--out", out)
 
 
 def test_the_help_names_every_experiment() -> None:

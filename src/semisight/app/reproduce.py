@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from semisight.errors import UserError
-from semisight.experiments.results import Row, Summary
+from semisight.experiments.results import Row, Summary, read
 
 SMOKE_DATA = "builtin:digits"
 
@@ -108,11 +108,32 @@ EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
 
 def reproduce(name: str, request: Request) -> list[Row]:
     """Measures what the results file does not hold yet; gives the rows that were added."""
+    _check_name(name)
+    return EXPERIMENTS[name](request)
+
+
+def _check_name(name: str) -> None:
     if name not in EXPERIMENTS:
         near = get_close_matches(name, EXPERIMENTS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UserError(f"no experiment named {name!r}{hint} There are: {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name](request)
+
+
+def compared(name: str, request: Request, pair: str) -> str:
+    """Of two rows of the results file, named with a comma between them, how they differ, metric by metric."""
+    from semisight.app.predicting import columns
+    from semisight.experiments.paired import differences
+
+    _check_name(name)
+    one, comma, other = (part.strip() for part in pair.partition(","))
+    if not (one and comma and other) or "," in other:
+        raise UserError(f"--compare takes two rows, such as mnist/vae,mnist/vae-d, not {pair!r}.")
+    file = request.file(name.replace("-", "_"))
+    if not file.exists():
+        raise UserError(f"there are no results to compare at {file}: measure them first, or name their file by --out.")
+    found = differences(read(file), one, other)
+    head = ("metric", "N", f"{one} and {other}, difference +- standard error")
+    return "\n".join(columns([head, *((d.metric, d.N, d.words()) for d in found)]))
 
 
 def summary_text(cells: Sequence[Summary]) -> str:

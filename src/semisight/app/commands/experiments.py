@@ -24,22 +24,34 @@ def reproduce(
         Path | None, typer.Option(help="The results file; rows are added to it.", show_default="results/TABLE.csv")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure nothing; say of two rows of the file whether they differ by more than chance.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Measure a table of the paper again, row by row, into a CSV file; what the file already holds is left out.
 
     Can be stopped at any time: rows that are done are kept, and the same command goes on with the others.
 
-    Example:
+    Examples:
 
         semisight reproduce table2 --data mnist/ --rows pull,local --n 10,60 --splits 0,1
+
+        semisight reproduce table1 --compare mnist/vae,mnist/vae-d
     """
-    from semisight.app.reproduce import Request, numbers, summary_text
+    from semisight.app.reproduce import Request, compared, numbers, summary_text
     from semisight.app.reproduce import reproduce as measure
     from semisight.experiments.results import read, summaries
 
     prepare_process()
     wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()
     request = Request(data, out, wanted, numbers(n, "--n"), numbers(splits, "--splits"), minutes, smoke, threads)
+    if compare is not None:
+        say(compared(table, request, compare))
+        return
     with stopping("Rows that are done are kept; the same command goes on."):
         added = measure(table, request)
     for row in added:
