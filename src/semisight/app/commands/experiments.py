@@ -36,7 +36,7 @@ def reproduce(
 
     Can be stopped at any time: rows that are done are kept, and the same command goes on with the others.
 
-    Examples:
+    Example:
 
         semisight reproduce table2 --data mnist/ --rows pull,local --n 10,60 --splits 0,1
 
