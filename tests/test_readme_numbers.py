@@ -1,12 +1,12 @@
 """The README's tables say what results/ holds: each line below is a row of the README and the rows it is made of."""
 
 import re
-import statistics
 from pathlib import Path
 
 import pytest
 
 from semisight.experiments import results
+from semisight.experiments.paired import differences
 
 HERE = Path(__file__).parents[1]
 README = (HERE / "README.md").read_text(encoding="utf-8")
@@ -71,8 +71,6 @@ def test_other_numbers_of_labels_and_photographs() -> None:
     [
         ("Gibbs sampling", "mnist/gibbs", "20000", 1),
         ("Monte Carlo EM", "mnist/mcem", "50000", 1),
-        ("deterministic pooling and unpooling", "mnist/vae-d", "50000", 3),
-        ("VAE, the same with places", "mnist/vae", "50000", 3),
         ("VAE-d, labels weighed as in the model", "mnist/vae-d-bound", "50000", 3),
         ("VAE, labels weighed as in the model", "mnist/vae-bound", "50000", 3),
         ("VAE-d, its code learned without labels", "mnist/vae-d-two-step", "50000", 1),
@@ -87,13 +85,38 @@ def test_all_labels(beginning: str, row: str, n: str, seeds: int) -> None:
     assert all(same(error, value("table1", row, n, "error", seed)) for seed, error in enumerate(errors))
 
 
-def test_what_places_are_worth() -> None:
+def test_vae_beside_vae_d() -> None:
+    rows = results.read(HERE / "results" / "table1.csv")
+    of = {found.metric: found for found in differences(rows, "mnist/vae", "mnist/vae-d")}
+    for beginning, row, mean in zip(
+        ("VAE, the same with places", "deterministic pooling and unpooling"),
+        ("mnist/vae", "mnist/vae-d"),
+        of["error"].means,
+        strict=True,
+    ):
+        (error,), (ms,) = cells(beginning)[:2]
+        assert same(error, mean) and same(ms, value("table1", row, "50000", "ms"))
     text = " ".join(README.split())
-    shown = re.search(r"the means of three seeds are ([\d.]+) \(VAE\) and ([\d.]+) \(VAE-d\)", text)
+    number = r"([\d.e-]+)"
+    shown = re.search(
+        rf"the difference in test error over (\d+) seeds is {number} \+- {number} points \(p = {number}\), "
+        rf"in validation error {number} \+- {number} \(p = {number}, (\d+) seeds\), "
+        rf"in nats per test label {number} \+- {number} of {number} \(p = {number}\), in VAE's favour each time",
+        text,
+    )
     assert shown, "the README no longer says how VAE and VAE-d differ"
-    for number, row in zip(shown.groups(), ("vae", "vae-d"), strict=True):
-        errors = [value("table1", f"mnist/{row}", "50000", "error", seed) for seed in range(3)]
-        assert same(number, statistics.mean(errors))
+    error, valid, nats = of["error"], of["valid_error"], of["nats"]
+    assert shown.group(1, 8) == (str(len(error.seeds)), str(len(valid.seeds)))
+    for numbers, found in (
+        (shown.group(2, 3, 4), error),
+        (shown.group(5, 6, 7), valid),
+        (shown.group(9, 10, 12), nats),
+    ):
+        assert same(numbers[0], -found.mean) and same(numbers[1], found.standard_error)
+        assert float(numbers[2]) == pytest.approx(found.p, rel=0.1)
+    assert same(shown.group(11), nats.means[1])
+    # every seed that was run is there
+    assert error.seeds and sorted(error.seeds) == list(range(len(error.seeds)))
 
 
 @pytest.mark.parametrize(("setting", "seeds"), [("bound", 3), ("two-step", 1)])

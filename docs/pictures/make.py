@@ -2,6 +2,7 @@
 
 digits.png    digits that were not learned from, what the model draws from their codes, and the labels it gives them
 scenes.png    scenes that were not learned from, with the captions that it writes
+table1.png    error and time of the samplers and encoders, from results/table1.csv
 try.png       the page of `semisight serve` with an answer, if there is a chromium
 label.png     the page to label images, likewise
 
@@ -9,6 +10,7 @@ label.png     the page to label images, likewise
 """
 
 import contextlib
+import hashlib
 import io
 import os
 import shutil
@@ -22,17 +24,21 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from semisight.app.captioning import Search
 from semisight.app.captioning_sets import sets_of
 from semisight.app.pictures import enlarged, picture, to_pixels
 from semisight.app.runs import Run, load_run
 from semisight.data.image_set import ImageSet, random_order
+from semisight.experiments import results
 
 HERE = Path(__file__).parent
 MOST_BYTES = 150_000
+DRAWN_FROM = "drawn from"  # a note in a picture of results
 _WHITE, _GREY, _GREEN, _RED = (255, 255, 255), (110, 110, 110), (20, 120, 50), (185, 40, 40)
 _TILE, _GAP = 72, 8
 _STREAM = 16  # of the seed
@@ -42,6 +48,7 @@ def main(demo: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     save(digits(load_run(demo)), out / "digits.png")
     save(scenes(load_run(demo / "scenes")), out / "scenes.png")
+    save(table1(results.read(HERE.parents[1] / "results" / "table1.csv")), out / "table1.png")
     browser = os.environ.get("SEMISIGHT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         print("no chromium: the pictures of the pages stay as they are", file=sys.stderr)
@@ -103,16 +110,58 @@ def scenes(run: Run, n: int = 5) -> Image.Image:
     return sheet
 
 
+def table1(rows: list[results.Row]) -> Image.Image:
+    """Left: what an error costs in time, ours and the paper's. Right: VAE beside VAE-d, a line for each seed."""
+    from matplotlib.figure import Figure
+
+    def values(row: str, metric: str) -> dict[int, float]:
+        return {r.seed: r.value for r in rows if (r.row, r.metric) == (f"mnist/{row}", metric)}
+
+    paper = {(r.row, r.metric): float(r.paper) for r in rows if r.paper}
+    figure = Figure(figsize=(9, 3), dpi=110, layout="constrained")
+    plane, *sides = figure.subplots(1, 3, width_ratios=(2, 1, 1))
+    samplers = (("Gibbs sampling", "gibbs", "C3"), ("Monte Carlo EM", "mcem", "C1"))
+    for name, row, colour in (*samplers, ("VAE-d", "vae-d", "C7"), ("VAE", "vae", "C0")):
+        ms, error = values(row, "ms")[0], np.mean(list(values(row, "error").values()))
+        plane.plot(ms, error, "o", color=colour, label=name)
+        plane.plot(paper[f"mnist/{row}", "ms"], paper[f"mnist/{row}", "error"], "x", color=colour)
+    plane.plot([], [], "x", color="0.4", label="the paper's, on its GPU")
+    plane.set(
+        xscale="log", ylim=(0, None), xlabel="ms per test image", ylabel="test error, %", title="all labels of MNIST"
+    )
+    plane.legend(fontsize=8)
+    for side, metric, title in zip(sides, ("error", "nats"), ("error, %", "nats per label"), strict=True):
+        without, with_places = values("vae-d", metric), values("vae", metric)
+        shared = sorted(without.keys() & with_places.keys())
+        pairs = np.array([[without[seed], with_places[seed]] for seed in shared]).reshape(-1, 2)
+        side.plot([0, 1], pairs.T, "o-", color="C0", alpha=0.4, markersize=4)
+        side.plot([0, 1], pairs.mean(0), "_-", color="black", markersize=18, markeredgewidth=2)
+        side.set(xticks=[0, 1], xticklabels=["VAE-d", "VAE"], xlim=(-0.3, 1.3), title=f"{title}; {len(shared)} seeds")
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    sheet = Image.open(stream).convert("RGB")
+    sheet.info = {DRAWN_FROM: fingerprint(rows)}
+    return sheet
+
+
+def fingerprint(rows: list[results.Row]) -> str:
+    """Of the numbers that `table1` draws: written into the picture, it tells whether this is still up to date."""
+    drawn = [f"{r.key}: {r.value}" for r in rows if r.row.removeprefix("mnist/") in ("gibbs", "mcem", "vae-d", "vae")]
+    return hashlib.sha256("\n".join(sorted(drawn)).encode()).hexdigest()[:16]
+
+
 def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
 def save(image: Image.Image, path: Path) -> None:
-    stream = io.BytesIO()
-    image.save(stream, "PNG", optimize=True)
+    stream, notes = io.BytesIO(), PngInfo()
+    if DRAWN_FROM in image.info:
+        notes.add_text(DRAWN_FROM, image.info[DRAWN_FROM])
+    image.save(stream, "PNG", optimize=True, pnginfo=notes)
     if stream.tell() > MOST_BYTES:
         stream = io.BytesIO()
-        image.convert("RGB").quantize(128).save(stream, "PNG", optimize=True)
+        image.convert("RGB").quantize(128).save(stream, "PNG", optimize=True, pnginfo=notes)
     if stream.tell() > MOST_BYTES:
         raise SystemExit(f"{path.name} has {stream.tell():,} bytes: too many for a repository.")
     path.write_bytes(stream.getvalue())

@@ -1,6 +1,7 @@
 """docs/pictures/make.py: the README's pictures from the runs of a demo."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 from semisight.app.runs import load_run
 from semisight.data import load
+from semisight.experiments import results
 
 ROOT = Path(__file__).parents[3]
 
@@ -36,8 +38,18 @@ def test_pictures_of_runs(
         make.save(Image.effect_noise((900, 900), 90).convert("RGB"), tmp_path / "c.png")
 
 
+def test_the_picture_of_table_1_is_of_the_rows_that_are_there(make: ModuleType, tmp_path: Path) -> None:
+    rows = results.read(ROOT / "results" / "table1.csv")
+    make.save(make.table1(rows), tmp_path / "table1.png")
+    for picture in (tmp_path / "table1.png", ROOT / "docs" / "pictures" / "table1.png"):
+        note = Image.open(picture).info[make.DRAWN_FROM]
+        assert note == make.fingerprint(rows), f"{picture} is out of date: make pictures"
+    drawn = [row for row in rows if row.row == "mnist/vae"]
+    assert make.fingerprint([replace(drawn[0], value=0.0), *drawn[1:]]) != make.fingerprint(drawn)
+
+
 def test_the_readme_shows_small_pictures_that_are_there() -> None:
     shown = {word.split(")")[0].split('"')[0] for word in (ROOT / "README.md").read_text().split("docs/pictures/")[1:]}
-    assert {"digits.png", "scenes.png", "try.png", "label.png"} <= shown
+    assert {"digits.png", "scenes.png", "table1.png", "try.png", "label.png"} <= shown
     for name in shown:
         assert 1000 < (ROOT / "docs" / "pictures" / name).stat().st_size < 150_000
