@@ -115,6 +115,9 @@ def test_vae_beside_vae_d() -> None:
         assert same(numbers[0], -found.mean) and same(numbers[1], found.standard_error)
         assert float(numbers[2]) == pytest.approx(found.p, rel=0.1)
     assert same(shown.group(11), nats.means[1])
+    shown = re.search(r"at the seed of the one run above VAE-d is ahead, ([\d.]+) to ([\d.]+);", text)
+    assert shown and same(shown.group(1), value("table1", "mnist/vae-d", "50000", "error"))
+    assert same(shown.group(2), value("table1", "mnist/vae", "50000", "error"))
     # every seed that was run is there
     assert error.seeds and sorted(error.seeds) == list(range(len(error.seeds)))
 
