@@ -64,6 +64,6 @@ def differences(rows: Iterable[Row], one: str, other: str) -> list[Difference]:
 def _difference(metric: str, n: str, seeds: tuple[int, ...], first: np.ndarray, second: np.ndarray) -> Difference:
     d = first - second
     error = float(d.std(ddof=1)) / len(d) ** 0.5
-    p = float(2 * stats.t.sf(abs(d.mean()) / error, len(d) - 1)) if error > 0 else float(d.mean() == 0)
+    p = float(stats.ttest_rel(first, second).pvalue) if error > 0 else float(d.mean() == 0)
     means = (float(first.mean()), float(second.mean()))
     return Difference(metric, n, seeds, means, float(d.mean()), error, int((d < 0).sum()), p)

@@ -1,7 +1,7 @@
 """Section 5.1, Table 1: all labels; test error in percent and milliseconds per test image.
 
     semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae --minutes 100     the table, 100 minutes in all
-    semisight reproduce table1 --data MNIST --rows vae-d,vae --splits 0,1,2,3,4,5,6,7,8   nine seeds, two hours
+    semisight reproduce table1 --data MNIST --rows vae-d,vae --splits 0,1,2               12 minutes a seed
     semisight reproduce table1 --compare mnist/vae,mnist/vae-d                            do they differ?
     semisight reproduce table1 --data MNIST --rows vae-d-two-step,vae-two-step            codes without labels
     semisight reproduce table1 --data MNIST --rows vae-d-bound,vae-bound                  the bound as it is
