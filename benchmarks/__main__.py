@@ -22,8 +22,8 @@ from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
 from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
-from semisight.learning.allocator import keep_memory
 from semisight.model.architecture import Architecture, Layer, preset, preset_names
+from semisight.training.allocator import keep_memory
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from torch import Tensor
 from benchmarks.figures import Figure, Goal
 from benchmarks.memory import MB, peak_bytes
 from benchmarks.timing import Rounds
-from semisight.app.cli import main
+from semisight.cli.main import main
 from semisight.experiments.table3_sets import LAYERS
-from semisight.learning.decoding import MAX_WORDS, beam_search
+from semisight.inference.beam_search import MAX_WORDS, beam_search
 from semisight.model.architecture import Layer
-from semisight.model.captions import END, CaptionHead
+from semisight.model.heads.captions import END, CaptionHead
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures import Figure
-from semisight.app.estimator import SemiSight
-from semisight.app.exporting import export_onnx
+from semisight.estimator import SemiSight
+from semisight.runs.exporting import export_onnx
 
 
 def measure_export(side: int) -> Iterator[Figure]:

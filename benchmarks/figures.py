@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from semisight.experiments.results import commit
-from semisight.model import kernels
+from semisight.model.ops import kernels
 
 
 @dataclass(frozen=True)

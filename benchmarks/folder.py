@@ -83,8 +83,8 @@ def peaks_of_training(folder: str) -> dict[str, int]:
 
     Pages of a mapped file can be dropped at any time: where memory is short, they are.
     """
-    from semisight.app.settings import resolve
-    from semisight.app.training import train_run
+    from semisight.runs.settings import resolve
+    from semisight.runs.train import train_run
 
     watch = _Watch()
     chosen = {"source": folder, "max_steps": _STEPS, "threads": 1, "progress": False, "tensorboard": False}

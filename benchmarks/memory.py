@@ -16,9 +16,9 @@ import torch
 from benchmarks.figures import Figure
 from benchmarks.on_paper import step_bytes
 from benchmarks.speed import TrainingStep
-from semisight.learning.allocator import keep_memory
-from semisight.learning.step import Batch, Rows
 from semisight.model.architecture import Architecture, Layer, preset, suggest_architecture
+from semisight.objectives.step import Batch, Rows
+from semisight.training.allocator import keep_memory
 
 MB = 1e6
 

@@ -19,8 +19,8 @@ For layer l with K maps, c maps below, P = p*p places, kernel k, and n = blocks 
 from dataclasses import dataclass
 
 from semisight.model.architecture import Architecture, Layer, LayerShape
-from semisight.model.fourier import Fourier, fourier_for
-from semisight.model.gathering import Geometry, Windows, layout_for
+from semisight.model.ops.fourier import Fourier, fourier_for
+from semisight.model.ops.im2col import Geometry, Windows, layout_for
 
 FLOAT = 4  # bytes
 CHUNK = 4_000_000  # floats, model/pooling.py

@@ -30,10 +30,10 @@ _SERVER = """
 import sys
 import torch
 from pathlib import Path
-from semisight.app.console import prepare_process
-from semisight.app.serve.limits import Limits
-from semisight.app.serve.running import serve
-from semisight.app.serve.service import Options
+from semisight.cli.console import prepare_process
+from semisight.server.limits import Limits
+from semisight.server.running import serve
+from semisight.server.service import Options
 prepare_process()
 torch.set_num_threads(1)
 limits = Limits(batch=int(sys.argv[2]))

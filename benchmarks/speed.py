@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from benchmarks.figures import Figure, Goal
 from benchmarks.on_paper import step_flops
 from benchmarks.timing import Rounds, interleave
-from semisight.learning.config import TrainConfig
-from semisight.learning.objective import ImageObjective
-from semisight.learning.optimiser import build_optimiser, clip
-from semisight.learning.predict import predict_labels
-from semisight.learning.step import Batch, Rows
+from semisight.inference.labels import predict_labels
 from semisight.model.architecture import Architecture
-from semisight.model.image_encoder import CodeMLP, Pooling
+from semisight.model.encoders.paper import CodeMLP, Pooling
+from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM
-from semisight.model.pooling import FAST, NAIVE, Operators
+from semisight.model.ops.pooling import FAST, NAIVE, Operators
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Batch, Rows
+from semisight.training.config import TrainConfig
+from semisight.training.optimiser import build_optimiser, clip
 
 
 class TrainingStep:

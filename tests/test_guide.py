@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.app.commands import ok
-from tests.app.photos import write_photos
+from tests.cli.commands import ok
+from tests.cli.photos import write_photos
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/guide").glob("*.md"))

@@ -10,8 +10,11 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "semisight"
 
 # From top to bottom: a room may import itself and the rooms after it.
-ROOMS = ("app", "experiments", "baselines", "learning", "sampling", "model", "data", "evaluation")
-SHARED = ("errors", "files")  # single files below all rooms; files may import errors
+ROOMS = (
+    *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "engines", "inference", "training"),
+    *("objectives", "sampling", "model", "backbones", "data", "metrics"),
+)
+SHARED = ("errors", "random", "files")  # single files below all rooms; each may import those before it
 FRONT = ("__init__", "__main__")  # the package's face, above all rooms
 MODEL_MAY_IMPORT = {"torch", *sys.stdlib_module_names}
 
@@ -87,7 +90,7 @@ def test_every_room_exists_and_says_what_it_is() -> None:
     ("path", "source"),
     [
         ("data/idx.py", "from semisight.model.architecture import Layer"),
-        ("data/idx.py", "import semisight.learning.bounds as b"),
+        ("data/idx.py", "import semisight.objectives.bound as b"),
         ("data/idx.py", "from semisight import app"),
         ("data/idx.py", "from semisight import Trainer"),
         ("data/idx.py", "import semisight"),
@@ -100,10 +103,10 @@ def test_every_room_exists_and_says_what_it_is() -> None:
             "learning/bounds.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from semisight.app import cli\n",
         ),
-        ("learning/bounds.py", "import importlib\nimportlib.import_module('semisight.app.cli')"),
+        ("learning/bounds.py", "import importlib\nimportlib.import_module('semisight.cli.main')"),
         ("model/pooling.py", "import numpy as np"),
         ("model/pooling.py", "from semisight.data import load"),
-        ("model/pooling.py", "from semisight.evaluation import timing"),
+        ("model/pooling.py", "from semisight.metrics import timing"),
         ("model/pooling.py", "from semisight.files import write_atomic"),
         ("errors.py", "from semisight.files import write_atomic"),
         ("files.py", "from semisight.data import load"),
@@ -117,7 +120,7 @@ def test_the_checker_sees_a_wrong_import(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("app/cli.py", "from semisight.learning.trainer import Trainer\nfrom semisight.experiments import table_1"),
+        ("app/cli.py", "from semisight.training.trainer import Trainer\nfrom semisight.experiments import table_1"),
         ("app/cli.py", "from semisight import __version__"),
         ("learning/trainer.py", "import lightning.fabric\nfrom semisight.model.architecture import Layer"),
         (
@@ -126,9 +129,9 @@ def test_the_checker_sees_a_wrong_import(path: str, source: str) -> None:
         ),
         ("model/pooling.py", "import math\nimport torch.nn.functional as F\nfrom torch import Tensor"),
         ("model/pooling.py", "from semisight.errors import UserError\nfrom .architecture import Layer"),
-        ("data/idx.py", "import numpy\nfrom semisight.evaluation import timing"),
+        ("data/idx.py", "import numpy\nfrom semisight.metrics import timing"),
         ("files.py", "from semisight.errors import UserError"),
-        ("__main__.py", "from semisight.app.cli import main"),
+        ("__main__.py", "from semisight.cli.main import main"),
     ],
 )
 def test_the_checker_lets_right_imports_pass(path: str, source: str) -> None:

@@ -13,7 +13,7 @@ import semisight
 HEAVY = ("torch", "numpy", "sklearn", "matplotlib", "lightning", "tensorboard", "PIL")
 IMPORT = "import semisight"
 HELP = """
-from semisight.app.cli import main
+from semisight.cli.main import main
 try:
     main(["--help"])
 except SystemExit as stop:

@@ -29,12 +29,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from semisight.app.captioning import Search
-from semisight.app.captioning_sets import sets_of
-from semisight.app.pictures import enlarged, picture, to_pixels
-from semisight.app.runs import Run, load_run
 from semisight.data.image_set import ImageSet, random_order
 from semisight.experiments import results
+from semisight.runs.caption_sets import sets_of
+from semisight.runs.captioner import Search
+from semisight.runs.pictures import enlarged, picture, to_pixels
+from semisight.runs.run import Run, load_run
 
 HERE = Path(__file__).parent
 MOST_BYTES = 150_000

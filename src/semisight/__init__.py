@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from semisight.app.estimator import SemiSight
     from semisight.errors import UserError
+    from semisight.estimator import SemiSight
 
 _HOME_OF = {
-    "SemiSight": "semisight.app.estimator",
+    "SemiSight": "semisight.estimator",
     "UserError": "semisight.errors",
 }
 

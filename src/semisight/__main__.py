@@ -1,6 +1,6 @@
 """`python -m semisight` is the same as `semisight`."""
 
-from semisight.app.cli import main
+from semisight.cli.main import main
 
 if __name__ == "__main__":
     main()

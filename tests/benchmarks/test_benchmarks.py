@@ -16,7 +16,7 @@ from benchmarks.speed import PlainCNN, TrainingStep
 from benchmarks.timing import Rounds, interleave
 from semisight.model.architecture import Architecture, Layer, preset, preset_names
 from semisight.model.image_model import ImageModel
-from semisight.model.pooling import NAIVE
+from semisight.model.ops.pooling import NAIVE
 
 TINY = Architecture((1, 12, 12), (Layer(4, 5, 2), Layer(6, 3)))
 

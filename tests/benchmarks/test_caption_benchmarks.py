@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.captions import LENGTH, SMALL_DECODING, Decoding, one_at_a_time, untrained
-from semisight.learning.decoding import beam_search
+from semisight.inference.beam_search import beam_search
 
 
 def test_smoke_says_how_much_faster_and_how_much_memory(

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from semisight.data import cache as cache_module
-from semisight.data.cache import cached_folder
-from semisight.data.folders import read_folder
+from semisight.data import image_cache as cache_module
+from semisight.data.formats.folders import read_folder
+from semisight.data.image_cache import cached_folder
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.learning.config import TrainConfig
-from semisight.learning.objective import ImageObjective
-from semisight.learning.trainer import Trainer
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
+from semisight.objectives.image_objective import ImageObjective
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 from tests.data.writers import random_image, write_image
 
 SIZE = 8
@@ -185,7 +185,7 @@ def test_a_damaged_cache_is_made_again(folder: Path, place: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from semisight.data.cache import cached_folder
+from semisight.data.image_cache import cached_folder
 kill = lambda done, n: done == 3 and os.kill(os.getpid(), signal.SIGKILL)
 cached_folder(sys.argv[1], size=8, cache=sys.argv[2], workers=1, progress=kill)
 """

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from semisight.data import load
-from semisight.data.folders import read_folder
+from semisight.data.formats.folders import read_folder
 from semisight.errors import UserError
 from tests.data.writers import random_image, tiny_png_of, write_image
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from semisight.data import load
-from semisight.data.idx import read_idx
+from semisight.data.formats.idx import read_idx
 from semisight.errors import UserError
 from tests.data.writers import IDX_TYPES, idx_bytes, write_idx
 

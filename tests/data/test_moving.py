@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from semisight.data.moving import PHOTO_MOVES, Moves, move, moves_for
+from semisight.data.augment import PHOTO_MOVES, Moves, move, moves_for
 
 
 def images(n: int = 6) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from semisight.data import load
-from semisight.data.npz import read_npy, read_npz
+from semisight.data.formats.npz import read_npy, read_npz
 from semisight.errors import UserError
 
 RANDOM = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from semisight.data.pictures import FORMATS, Header, Unreadable, read_header, read_pixels
+from semisight.data.formats.pictures import FORMATS, Header, Unreadable, read_header, read_pixels
 from tests.data.writers import random_image, tiny_png_of, write_image
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisight.data.scene_captions import (
+from semisight.data.builtin.scene_captions import (
     MAX_CAPTIONS,
     Described,
     Facts,
@@ -16,7 +16,7 @@ from semisight.data.scene_captions import (
     parse_caption,
     plain_caption,
 )
-from semisight.data.scene_layout import COLOURS, RELATIONS, SHAPES, SIZES, Scene, SceneObject, make_scenes
+from semisight.data.builtin.scene_layout import COLOURS, RELATIONS, SHAPES, SIZES, Scene, SceneObject, make_scenes
 
 objects = st.builds(
     SceneObject,

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from semisight.data import load, webdataset
+from semisight.data import load
+from semisight.data.formats import webdataset
 from semisight.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from semisight.app.reproduce import Request, reproduce
-from semisight.data.scenes import read_scenes
+from semisight.data.builtin.scenes import read_scenes
 from semisight.errors import UserError
 from semisight.experiments import results, table3, table3_sets
-from semisight.learning.trainer import Fitted
+from semisight.experiments.reproduce import Request, reproduce
+from semisight.training.trainer import Fitted
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from semisight.learning.bounds import Bound, kl_code, kl_places
-from semisight.learning.objective import ImageObjective
-from semisight.learning.step import Batch, Rows
 from semisight.model.architecture import Architecture, Layer, Nonlinearity
-from semisight.model.image_decoder import ImageDecoder, maximising_alpha0
-from semisight.model.image_encoder import POOLINGS, Pooling
+from semisight.model.decoder import ImageDecoder, maximising_alpha0
+from semisight.model.encoders.paper import POOLINGS, Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.placing import Chosen, PoolingWeights, choose_places, place_probabilities
+from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
+from semisight.objectives.bound import Bound, kl_code, kl_places
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Batch, Rows
 
 TINY = Architecture((2, 6, 6), (Layer(3, 3, 2), Layer(4, 2)))
 

@@ -12,8 +12,17 @@ from torch import Tensor, nn
 from semisight.data.image_set import ImageSet
 from semisight.data.vocabulary import END, PADDING, Vocabulary
 from semisight.errors import UserError
-from semisight.learning.caption_objective import CaptionObjective, CaptionXi, posteriors_of
-from semisight.learning.caption_training import (
+from semisight.inference.beam_search import mixture_log_prob
+from semisight.inference.captions import best_captions, caption_perplexity, codes_in_batches, draw_codes
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.encoders.paper import Pooling
+from semisight.model.heads.captions import words_per_caption
+from semisight.model.image_model import ImageModel
+from semisight.objectives.caption_objective import CaptionObjective, CaptionXi, posteriors_of
+from semisight.objectives.encoded_captions import EncodedCaptions
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Batch, Rows, Step
+from semisight.runs.caption_training import (
     CaptionSettings,
     build_caption_objective,
     build_label_term,
@@ -21,19 +30,10 @@ from semisight.learning.caption_training import (
     caption_validator,
     share_of_batch,
 )
-from semisight.learning.captioning import best_captions, caption_perplexity, codes_in_batches, draw_codes
-from semisight.learning.checkpoints import load_weights, read_checkpoint
-from semisight.learning.config import TrainConfig
-from semisight.learning.decoding import mixture_log_prob
-from semisight.learning.encoded_captions import EncodedCaptions
-from semisight.learning.label_training import LabelSettings
-from semisight.learning.objective import ImageObjective
-from semisight.learning.step import Batch, Rows, Step
-from semisight.learning.trainer import Trainer
-from semisight.model.architecture import Architecture, Layer
-from semisight.model.captions import words_per_caption
-from semisight.model.image_encoder import Pooling
-from semisight.model.image_model import ImageModel
+from semisight.runs.label_training import LabelSettings
+from semisight.training.checkpoint import load_weights, read_checkpoint
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
 N = 12

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from semisight.data.augment import CAPTION_MOVES, Moves
 from semisight.data.image_set import ImageSet
-from semisight.data.moving import CAPTION_MOVES, Moves
 from semisight.data.vocabulary import PADDING, Vocabulary
 from semisight.errors import UserError
-from semisight.learning.averaging import AveragedWeights
-from semisight.learning.caption_objective import CaptionObjective
-from semisight.learning.caption_pull import CaptionPull, sure_words
-from semisight.learning.caption_training import CaptionSettings, build_caption_objective, caption_plan
-from semisight.learning.config import TrainConfig
-from semisight.learning.encoded_captions import EncodedCaptions
-from semisight.learning.objective import ImageObjective
-from semisight.learning.step import Batch, Rows, Step
-from semisight.learning.trainer import Trainer
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.captions import CaptionHead, Start, words_per_caption
+from semisight.model.heads.captions import CaptionHead, Start, words_per_caption
 from semisight.model.image_model import ImageModel
+from semisight.objectives.caption_objective import CaptionObjective
+from semisight.objectives.caption_pull import CaptionPull, sure_words
+from semisight.objectives.encoded_captions import EncodedCaptions
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Batch, Rows, Step
+from semisight.runs.caption_training import CaptionSettings, build_caption_objective, caption_plan
+from semisight.training.config import TrainConfig
+from semisight.training.ema import AveragedWeights
+from semisight.training.trainer import Trainer
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
 N = 12  # of which the first half has captions

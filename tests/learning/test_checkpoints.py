@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from semisight.errors import UserError
-from semisight.learning.checkpoints import Checkpoint, load_weights, read_checkpoint, read_meta, write_checkpoint
-from semisight.learning.runs import RunFolder, differences, fingerprint
+from semisight.training.checkpoint import Checkpoint, load_weights, read_checkpoint, read_meta, write_checkpoint
+from semisight.training.folder import RunFolder, differences, fingerprint
 from tests.learning.toy import ToyImages, files_no_larger_than, toy_images
 
 

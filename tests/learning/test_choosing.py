@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from semisight.data import load
-from semisight.learning.choosing import Seen, choose_next, doubt_in_labels, see
+from semisight.inference.acquisition import Seen, choose_next, doubt_in_labels, see
 from semisight.model.architecture import Architecture, Layer
+from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import Softmax
 
 
 def around(angles: list[float]) -> torch.Tensor:

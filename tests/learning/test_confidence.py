@@ -2,7 +2,7 @@
 
 import torch
 
-from semisight.learning.confidence import remember, said, targets_from, total_gain
+from semisight.objectives.pseudo_labels import remember, said, targets_from, total_gain
 
 EQUAL = torch.full((3,), 1 / 3)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semisight.errors import UserError
-from semisight.learning.config import FREE_ON_RESUME, TrainConfig, read_settings
+from semisight.training.config import FREE_ON_RESUME, TrainConfig, read_settings
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.evaluation.captions import perplexity
-from semisight.learning.decoding import Sentences, beam_search, greedy, mixture_log_prob, sample
-from semisight.model.captions import END, PADDING, CaptionHead, words_per_caption
+from semisight.inference.beam_search import Sentences, beam_search, greedy, mixture_log_prob, sample
+from semisight.metrics.captions import perplexity
+from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 
 Cell = Literal["gru", "lstm"]
 CELLS: tuple[Cell, ...] = ("gru", "lstm")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from semisight.errors import UserError
-from semisight.learning.devices import choose_device, choose_precision, use_threads
+from semisight.training.devices import choose_device, choose_precision, use_threads
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_threads_are_left_alone_unless_asked() -> None:
 
 PAGE_FAULTS = """
 import ctypes, resource, sys
-import semisight.learning.allocator as allocator
+import semisight.training.allocator as allocator
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_size_t,), (ctypes.c_void_p,)
 

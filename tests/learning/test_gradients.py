@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.learning.bounds import Bound, image_bound
-from semisight.learning.gradients import EstimatorName, Nvil, estimator
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_decoder import Decoded
-from semisight.model.image_encoder import Noise, Pooling, Posterior
+from semisight.model.decoder import Decoded
+from semisight.model.encoders.paper import Noise, Pooling, Posterior
 from semisight.model.image_model import ImageModel
-from semisight.model.placing import Chosen, PoolingWeights, choose_places, place_probabilities
-from semisight.model.pooling import FAST, NAIVE
+from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
+from semisight.model.ops.pooling import FAST, NAIVE
+from semisight.objectives.bound import Bound, image_bound
+from semisight.objectives.gradients import EstimatorName, Nvil, estimator
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # 256 joint z
 SAME = Architecture((1, 3, 6), (Layer(1, 4, 3, "same"), Layer(2, 1)))  # 81 joint z, every block cropped at an edge

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from semisight.data.image_set import ImageSet
-from semisight.learning.agreement import code_agreement
-from semisight.learning.averaging import AveragedWeights
-from semisight.learning.label_objective import LabelObjective, Pull, Xi, paper_xi
-from semisight.learning.objective import ImageObjective
-from semisight.learning.propagation import Propagation, balanced
-from semisight.learning.step import Batch, Rows, Step
 from semisight.model.architecture import Architecture, Layer
+from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM, Softmax
+from semisight.objectives.contrastive import code_agreement
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.label_objective import LabelObjective, Pull, Xi, paper_xi
+from semisight.objectives.label_spreading import Propagation, balanced
+from semisight.objectives.step import Batch, Rows, Step
+from semisight.training.ema import AveragedWeights
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
 N = 24

@@ -9,7 +9,10 @@ import torch
 from semisight.data.batches import LabelledAndUnlabelled, Shuffled
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.learning.label_training import (
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.image_model import ImageModel
+from semisight.objectives.image_objective import ImageObjective
+from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
     held_out_validator,
@@ -19,11 +22,8 @@ from semisight.learning.label_training import (
     labelled_share,
     refresher,
 )
-from semisight.learning.objective import ImageObjective
-from semisight.learning.state import Counters, TrainerState
-from semisight.learning.validation import validate
-from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_model import ImageModel
+from semisight.training.state import Counters, TrainerState
+from semisight.training.validation import validate
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
 FEW = torch.where(torch.arange(100) < 6, torch.arange(100) % 3, -1)

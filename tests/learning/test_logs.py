@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semisight.errors import UserError
-from semisight.learning.logs import Meter, RunLog, read_log
-from semisight.learning.progress import ProgressBar
+from semisight.training.logs import Meter, RunLog, read_log
+from semisight.training.progress import ProgressBar
 from tests.learning.toy import files_no_larger_than
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semisight.errors import UserError
-from semisight.learning.averaging import AveragedWeights
-from semisight.learning.config import TrainConfig
-from semisight.learning.optimiser import (
+from semisight.training.config import TrainConfig
+from semisight.training.ema import AveragedWeights
+from semisight.training.optimiser import (
     build_optimiser,
     clip,
     load_optimiser,

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from semisight.learning.predict import predict_labels
+from semisight.inference.labels import predict_labels
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_encoder import Pooling
+from semisight.model.encoders.paper import Pooling
+from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)))
 

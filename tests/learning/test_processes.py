@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from semisight.errors import UserError
-from semisight.learning.checkpoints import read_checkpoint, read_meta
-from semisight.learning.logs import read_log
-from semisight.learning.runs import RunFolder
+from semisight.training.checkpoint import read_checkpoint, read_meta
+from semisight.training.folder import RunFolder
+from semisight.training.logs import read_log
 from tests.learning.toy import GRADIENTS, train_image_model, train_toy
 
 ROOT = Path(__file__).parents[2]

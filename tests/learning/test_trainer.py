@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
-from semisight.learning import trainer as trainer_module
-from semisight.learning.checkpoints import load_weights, read_checkpoint, read_meta
-from semisight.learning.interrupts import Interrupted
-from semisight.learning.logs import read_log
-from semisight.learning.runs import RunFolder
-from semisight.learning.state import TrainerState
-from semisight.learning.step import TRAINING, VALIDATION, Batch, own_rows, reseed
-from semisight.learning.trainer import Trainer
-from semisight.learning.validation import validate
+from semisight.objectives.step import TRAINING, VALIDATION, Batch, own_rows, reseed
+from semisight.training import trainer as trainer_module
+from semisight.training.checkpoint import load_weights, read_checkpoint, read_meta
+from semisight.training.folder import RunFolder
+from semisight.training.interrupts import Interrupted
+from semisight.training.logs import read_log
+from semisight.training.state import TrainerState
+from semisight.training.trainer import Trainer
+from semisight.training.validation import validate
 from tests.learning.toy import Toy, ToyImages, files_no_larger_than, toy_config, toy_images, train_toy
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from semisight.learning.imputing import _from_known, impute
-from semisight.learning.usual import draw_again, learn_usual, squared_error
+from semisight.inference.imputation import _from_known, impute
+from semisight.inference.novelty import draw_again, learn_usual, squared_error
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
 

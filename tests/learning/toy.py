@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.learning.config import TrainConfig
-from semisight.learning.gradients import EstimatorName
-from semisight.learning.interrupts import Interrupted
-from semisight.learning.objective import ImageObjective
-from semisight.learning.step import Batch, Rows, Step, sum_over_processes
-from semisight.learning.trainer import Fitted, Trainer
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
+from semisight.objectives.gradients import EstimatorName
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Batch, Rows, Step, sum_over_processes
+from semisight.training.config import TrainConfig
+from semisight.training.interrupts import Interrupted
+from semisight.training.trainer import Fitted, Trainer
 
 PIXELS, HIDDEN = 12, 3
 GRADIENTS: tuple[EstimatorName, ...] = ("local", "nvil")

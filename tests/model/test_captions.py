@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semisight.data import vocabulary
-from semisight.model.captions import END, PADDING, CaptionHead, words_per_caption
+from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 
 Cell = Literal["gru", "lstm"]
 CELLS: tuple[Cell, ...] = ("gru", "lstm")

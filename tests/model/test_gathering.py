@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model import curvature, fourier, gathering, placing, pooling
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.curvature import energies
-from semisight.model.gathering import Geometry, Lines, Windows
-from semisight.model.image_encoder import Pooling
+from semisight.model.encoders.paper import Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.placing import Drawn, PoolingWeights, choose_places, naive_choose_places
-from semisight.model.pooling import FAST, NAIVE
+from semisight.model.ops import curvature, fourier, pooling
+from semisight.model.ops import im2col as gathering
+from semisight.model.ops import places as placing
+from semisight.model.ops.curvature import energies
+from semisight.model.ops.im2col import Geometry, Lines, Windows
+from semisight.model.ops.places import Drawn, PoolingWeights, choose_places, naive_choose_places
+from semisight.model.ops.pooling import FAST, NAIVE
 
 LAYERS = [
     (Layer(3, 4, 3), (12, 9)),

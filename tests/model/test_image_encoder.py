@@ -7,7 +7,7 @@ import torch
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_encoder import PoolingMLP, after_pooling, normalised
+from semisight.model.encoders.paper import PoolingMLP, after_pooling, normalised
 from semisight.model.image_model import ImageModel, batch_last
 
 DEEP = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(4, 3, 2), Layer(5, 2)), "norm-relu")

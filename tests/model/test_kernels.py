@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.model import curvature, kernels, pooling
 from semisight.model.architecture import Layer
-from semisight.model.placing import Chosen, PoolingWeights, choose_places, naive_choose_places, pool_expected
+from semisight.model.ops import curvature, kernels, pooling
+from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, naive_choose_places, pool_expected
 
 needs_compiler = pytest.mark.skipif(kernels.library() is None, reason="no C compiler here, or SEMISIGHT_KERNELS=off")
 

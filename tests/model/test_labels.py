@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special, stats
 from torch import Tensor
 
-from semisight.model.labels import (
+from semisight.model.heads.labels import (
     BayesianSVM,
     LabelHead,
     LambdaPosterior,

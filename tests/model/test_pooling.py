@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.model import placing, pooling
 from semisight.model.architecture import Layer
-from semisight.model.placing import PoolingWeights, choose_places, draw_places, naive_choose_places
+from semisight.model.ops import places as placing
+from semisight.model.ops import pooling
+from semisight.model.ops.places import PoolingWeights, choose_places, draw_places, naive_choose_places
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import maps_of_code
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import maps_of_code
 from semisight.model.image_model import ImageModel
-from semisight.sampling.painting import one_hot
+from semisight.sampling.decoder_matrix import one_hot
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # overlapping windows; 256 joint z
 TWO_Z = Architecture((1, 5, 5), (Layer(1, 2, 2), Layer(1, 1, 2), Layer(2, 1)))  # two pooled layers; 1,024 joint z

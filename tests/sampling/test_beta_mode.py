@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.model.labels import BayesianSVM, one_versus_all
+from semisight.model.heads.labels import BayesianSVM, one_versus_all
 from semisight.sampling.beta_mode import maximise_beta
 from tests.sampling.oracle import generator
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import flat_code, maps_of_code
-from semisight.model.labels import BayesianSVM, one_versus_all
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.heads.labels import BayesianSVM, one_versus_all
 from semisight.sampling import codes as module
 from semisight.sampling.codes import CodePrior, draw_code, label_prior, standard_prior
 from tests.sampling.oracle import (

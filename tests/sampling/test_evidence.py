@@ -8,7 +8,7 @@ import torch
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Nonlinearity
-from semisight.model.image_encoder import Pooling, PoolingMLP
+from semisight.model.encoders.paper import Pooling, PoolingMLP
 from semisight.model.image_model import ImageModel, batch_last
 from semisight.sampling.evidence import (
     AnnealingConfig,

@@ -17,12 +17,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.model import labels as labels_module
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
-from semisight.model.pooling import NAIVE
-from semisight.sampling import codes, latents, parameters, places
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads import labels as labels_module
+from semisight.model.heads.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.model.ops.pooling import NAIVE
+from semisight.sampling import codes, latents, parameters
+from semisight.sampling import z_conditionals as places
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.latents import Latents, SweepOptions
 from semisight.sampling.parameters import Priors

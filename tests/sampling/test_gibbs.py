@@ -9,8 +9,8 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
+from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig, Sweep
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions, infer_latents
 from semisight.sampling.latents import Latents, SweepOptions, posterior_latents, share_of_alpha0

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import flat_code, maps_of_code
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions

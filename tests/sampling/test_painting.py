@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from semisight.model.architecture import Architecture
-from semisight.sampling.painting import block_patch, paint_code, paint_down
+from semisight.sampling.decoder_matrix import block_patch, paint_code, paint_down
 from tests.sampling.oracle import DEEP, TINY, code_matrices, generator, hot, random_places, tiny_decoder
 
 

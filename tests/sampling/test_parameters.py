@@ -13,8 +13,8 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling import dictionaries_above
 from semisight.sampling.dictionaries import Completed, draw_nearest_dictionary, picture, unpooled_maps
 from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.image_decoder import ImageDecoder
-from semisight.sampling import places as module
-from semisight.sampling.places import draw_index, draw_nearest_places, draw_places_above, lower_triangle
+from semisight.model.decoder import ImageDecoder
+from semisight.sampling import z_conditionals as module
+from semisight.sampling.z_conditionals import draw_index, draw_nearest_places, draw_places_above, lower_triangle
 from tests.sampling.oracle import (
     DEEP,
     ONE_Z,

@@ -86,10 +86,10 @@ def _load_builtin(text: str, size: int | None, channels: int | None, limit: int 
         raise UserError(f"there is no built-in set {name!r}. {hint}Accepted:\n{ACCEPTED}")
     options = _options(text, query, _SCENE_OPTIONS if name == "builtin:scenes" else ())
     if name == "builtin:digits":
-        from semisight.data.digits import read_digits
+        from semisight.data.builtin.digits import read_digits
 
         return _finish(read_digits(), size, channels, limit, seed)
-    from semisight.data.scenes import read_scenes
+    from semisight.data.builtin.scenes import read_scenes
 
     n = options.get("n", 2000)
     image_set = read_scenes(
@@ -118,10 +118,10 @@ def _options(text: str, query: str, known: tuple[str, ...]) -> dict[str, int]:
 
 def is_image_folder(path: Path) -> bool:
     """Whether a path is a folder of plain image files, not one that makes up a set of its own kind."""
-    from semisight.data.cifar import is_cifar_folder
-    from semisight.data.idx import find_idx_images
-    from semisight.data.imagefolder import is_imagefolder
-    from semisight.data.webdataset import find_shards
+    from semisight.data.formats.cifar import is_cifar_folder
+    from semisight.data.formats.idx import find_idx_images
+    from semisight.data.formats.imagefolder import is_imagefolder
+    from semisight.data.formats.webdataset import find_shards
 
     try:
         published = find_idx_images(path, "train") is not None or is_cifar_folder(path)
@@ -140,11 +140,11 @@ def _load_folder(
     part: str | None,
     progress: Callable[[int, int], None] | None,
 ) -> "ImageSet":
-    from semisight.data.cifar import is_cifar_folder, read_cifar_folder
-    from semisight.data.folders import read_folder
-    from semisight.data.idx import find_idx_images, read_idx_images
-    from semisight.data.imagefolder import is_imagefolder, read_imagefolder
-    from semisight.data.webdataset import find_shards, read_shards
+    from semisight.data.formats.cifar import is_cifar_folder, read_cifar_folder
+    from semisight.data.formats.folders import read_folder
+    from semisight.data.formats.idx import find_idx_images, read_idx_images
+    from semisight.data.formats.imagefolder import is_imagefolder, read_imagefolder
+    from semisight.data.formats.webdataset import find_shards, read_shards
 
     try:
         images = find_idx_images(path, part or "train")
@@ -178,8 +178,8 @@ def _load_folder(
 
 def _published_below(path: Path) -> str:
     """A hint where a folder without images holds MNIST or CIFAR one or two folders further down."""
-    from semisight.data.cifar import is_cifar_folder
-    from semisight.data.idx import is_idx_name
+    from semisight.data.formats.cifar import is_cifar_folder
+    from semisight.data.formats.idx import is_idx_name
 
     for below in sorted([*path.glob("*/"), *path.glob("*/*/")]):
         try:
@@ -191,11 +191,11 @@ def _published_below(path: Path) -> str:
 
 
 def _load_file(path: Path, size: int | None, channels: int | None, limit: int | None, seed: int) -> "ImageSet":
-    from semisight.data.cifar import read_cifar_file
-    from semisight.data.folders import read_picture
-    from semisight.data.idx import looks_like_idx, read_idx_images
-    from semisight.data.npz import read_npy_images, read_npz
-    from semisight.data.webdataset import find_shards, read_shards
+    from semisight.data.formats.cifar import read_cifar_file
+    from semisight.data.formats.folders import read_picture
+    from semisight.data.formats.idx import looks_like_idx, read_idx_images
+    from semisight.data.formats.npz import read_npy_images, read_npz
+    from semisight.data.formats.webdataset import find_shards, read_shards
 
     if not path.is_file():
         raise UserError(f"{path} is neither a file nor a folder. Accepted:\n{ACCEPTED}")

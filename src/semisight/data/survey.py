@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from semisight.data.folders import printable, walk
+from semisight.data.formats.folders import printable, walk
+from semisight.data.formats.pictures import MAX_PIXELS, Header
 from semisight.data.image_set import Skipped
-from semisight.data.pictures import MAX_PIXELS, Header
 from semisight.data.processes import cores, run_jobs
 from semisight.data.survey_worker import examine
 from semisight.errors import UserError

@@ -14,7 +14,7 @@ import sys
 import warnings
 from typing import Any
 
-from semisight.data.pictures import Unreadable, look_at, read_bytes
+from semisight.data.formats.pictures import Unreadable, look_at, read_bytes
 
 SMALL = 256 * 256  # pixels of an image that is decoded in any case: a fraction of a millisecond
 _LINES = 64  # printed at a time

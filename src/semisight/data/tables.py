@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from semisight.data.npz import read_npy
+from semisight.data.formats.npz import read_npy
 from semisight.errors import UserError
 
 _SHOWN = 5  # examples named in a message

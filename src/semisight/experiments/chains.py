@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from semisight.learning.interrupts import Interrupted, caught_signals
-from semisight.learning.progress import ProgressBar
 from semisight.sampling.gibbs import GibbsChain
 from semisight.sampling.mcem import MCEM
+from semisight.training.interrupts import Interrupted, caught_signals
+from semisight.training.progress import ProgressBar
 
 
 class Unfinished(Exception):

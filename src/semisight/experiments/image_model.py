@@ -18,13 +18,13 @@ from semisight.data import load
 from semisight.data.image_set import ImageSet, split
 from semisight.errors import UserError
 from semisight.experiments import results
-from semisight.learning.config import TrainConfig
-from semisight.learning.gradients import EstimatorName
-from semisight.learning.objective import ImageObjective
-from semisight.learning.trainer import Trainer
 from semisight.model.architecture import suggest_architecture
-from semisight.model.image_encoder import Pooling
+from semisight.model.encoders.paper import Pooling
 from semisight.model.image_model import ImageModel
+from semisight.objectives.gradients import EstimatorName
+from semisight.objectives.image_objective import ImageObjective
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 
 TABLE = "image_model"
 METRICS = ("bound", "reconstruction", "kl_s", "kl_z", "alpha0")

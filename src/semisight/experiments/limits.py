@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from semisight.learning.config import TrainConfig
+from semisight.training.config import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,21 @@ from semisight.data import load
 from semisight.data.image_set import ImageSet, hide_labels, random_order, split
 from semisight.errors import UserError
 from semisight.experiments import results
-from semisight.learning.checkpoints import load_weights
-from semisight.learning.choosing import choose_next, see
-from semisight.learning.config import TrainConfig
-from semisight.learning.label_objective import LabelObjective
-from semisight.learning.label_training import (
+from semisight.inference.acquisition import choose_next, see
+from semisight.model.architecture import suggest_architecture
+from semisight.model.image_model import ImageModel
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.label_objective import LabelObjective
+from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
     label_error,
     label_plan,
     refresher,
 )
-from semisight.learning.objective import ImageObjective
-from semisight.learning.trainer import Trainer
-from semisight.model.architecture import suggest_architecture
-from semisight.model.image_model import ImageModel
+from semisight.training.checkpoint import load_weights
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 
 TABLE, METRIC = "suggest", "error"
 ROWS = ("random", "doubt", "suggest")

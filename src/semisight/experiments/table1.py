@@ -56,8 +56,6 @@ from pathlib import Path
 import torch
 
 from semisight.errors import UserError
-from semisight.evaluation.calibration import fit_temperature, negative_log_likelihood
-from semisight.evaluation.classification import error_rate
 from semisight.experiments import results
 from semisight.experiments.chains import Unfinished
 from semisight.experiments.limits import Limits
@@ -72,26 +70,28 @@ from semisight.experiments.table1_samplers import (
 )
 from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, sets, some
 from semisight.experiments.unfinished import forget, unfinished
-from semisight.learning.checkpoints import load_weights
-from semisight.learning.config import Schedule
-from semisight.learning.devices import use_threads
-from semisight.learning.gradients import EstimatorName
-from semisight.learning.label_objective import LabelObjective
-from semisight.learning.label_training import (
+from semisight.inference.labels import in_batches
+from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
+from semisight.metrics.classification import error_rate
+from semisight.model.architecture import Nonlinearity, suggest_architecture
+from semisight.model.encoders.paper import Pooling
+from semisight.model.heads.labels import LabelHead
+from semisight.model.image_model import ImageModel
+from semisight.objectives.gradients import EstimatorName
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.label_objective import LabelObjective
+from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
     label_plan,
     label_validator,
 )
-from semisight.learning.objective import ImageObjective
-from semisight.learning.predict import in_batches
-from semisight.learning.progress import ProgressBar
-from semisight.learning.trainer import Trainer
-from semisight.model.architecture import Nonlinearity, suggest_architecture
-from semisight.model.image_encoder import Pooling
-from semisight.model.image_model import ImageModel
-from semisight.model.labels import LabelHead
 from semisight.sampling.beta_mode import maximise_beta
+from semisight.training.checkpoint import load_weights
+from semisight.training.config import Schedule
+from semisight.training.devices import use_threads
+from semisight.training.progress import ProgressBar
+from semisight.training.trainer import Trainer
 
 TABLE = "table1"
 VALID_ERROR, NATS = "valid_error", "nats"

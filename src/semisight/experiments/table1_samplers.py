@@ -22,17 +22,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from semisight.evaluation.classification import error_rate
 from semisight.experiments.chains import watching
 from semisight.experiments.limits import Limits
 from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, some
-from semisight.learning.checkpoints import load_weights
-from semisight.learning.objective import ImageObjective
-from semisight.learning.progress import ProgressBar
-from semisight.learning.trainer import Trainer
+from semisight.metrics.classification import error_rate
 from semisight.model.architecture import suggest_architecture
+from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import BayesianSVM
+from semisight.objectives.image_objective import ImageObjective
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions
@@ -41,6 +38,9 @@ from semisight.sampling.mcem import MCEM, MCEMConfig
 from semisight.sampling.parameter_samples import ParameterSamples
 from semisight.sampling.parameters import Priors
 from semisight.sampling.top_map import MapConfig, map_decisions
+from semisight.training.checkpoint import load_weights
+from semisight.training.progress import ProgressBar
+from semisight.training.trainer import Trainer
 
 TIMES_VAE, TEST_IMAGES = "times_vae", "test_images"
 VALID_HALF, VALID_END, VALID_SPREAD = "valid_half", "valid_end", "valid_spread"

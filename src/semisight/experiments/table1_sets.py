@@ -9,9 +9,9 @@ from torch import Tensor
 from semisight.data import load
 from semisight.data.image_set import ImageSet, random_order, split
 from semisight.errors import UserError
-from semisight.learning.predict import predict_labels
+from semisight.inference.labels import predict_labels
+from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
-from semisight.model.labels import LabelHead
 
 ERROR, MS = "error", "ms"  # metrics of every row
 SHAPES = {(1, 28, 28): "mnist", (3, 32, 32): "cifar-10"}

@@ -33,12 +33,14 @@ from semisight.baselines.tsvm import TransductiveSVM
 from semisight.data import load
 from semisight.data.image_set import ImageSet, choose_labelled, hide_labels, split
 from semisight.errors import UserError
-from semisight.evaluation.classification import error_rate
 from semisight.experiments import results
-from semisight.learning.checkpoints import load_weights
-from semisight.learning.config import TrainConfig
-from semisight.learning.gradients import EstimatorName
-from semisight.learning.label_training import (
+from semisight.metrics.classification import error_rate
+from semisight.model.architecture import Nonlinearity, preset, suggest_architecture
+from semisight.model.encoders.paper import Pooling
+from semisight.model.image_model import ImageModel
+from semisight.objectives.gradients import EstimatorName
+from semisight.objectives.image_objective import ImageObjective
+from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
     label_error,
@@ -47,11 +49,9 @@ from semisight.learning.label_training import (
     labelled_beside,
     refresher,
 )
-from semisight.learning.objective import ImageObjective
-from semisight.learning.trainer import Trainer
-from semisight.model.architecture import Nonlinearity, preset, suggest_architecture
-from semisight.model.image_encoder import Pooling
-from semisight.model.image_model import ImageModel
+from semisight.training.checkpoint import load_weights
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 
 TABLE = "table2"
 STOPPED, LAST = "error_stopped", "error"

@@ -42,31 +42,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.data.batches import Shuffled
+from semisight.data.builtin.scene_captions import names_rightly
 from semisight.data.image_set import ImageSet, random_order
-from semisight.data.scene_captions import names_rightly
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
-from semisight.evaluation.captions import score_captions
 from semisight.experiments import results
 from semisight.experiments.limits import Limits
 from semisight.experiments.table3_sets import SCENES, Sets, Setting, captions_of, sets, varied
 from semisight.experiments.unfinished import forget, unfinished
-from semisight.learning.caption_objective import CaptionObjective, posteriors_of
-from semisight.learning.caption_training import (
+from semisight.inference.captions import best_captions, caption_perplexity
+from semisight.metrics.captions import score_captions
+from semisight.model.architecture import Architecture
+from semisight.model.image_model import ImageModel
+from semisight.objectives.caption_objective import CaptionObjective, posteriors_of
+from semisight.objectives.encoded_captions import EncodedCaptions
+from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.step import Plan
+from semisight.runs.caption_training import (
     build_caption_objective,
     caption_plan,
     caption_validator,
 )
-from semisight.learning.captioning import best_captions, caption_perplexity
-from semisight.learning.checkpoints import load_weights
-from semisight.learning.config import TrainConfig
-from semisight.learning.encoded_captions import EncodedCaptions
-from semisight.learning.objective import ImageObjective
-from semisight.learning.step import Plan
-from semisight.learning.trainer import Trainer
-from semisight.model.architecture import Architecture
-from semisight.model.image_model import ImageModel
+from semisight.training.checkpoint import load_weights
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
 
 TABLE = "table3"
 SIZES = (64, 128)

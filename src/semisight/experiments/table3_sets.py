@@ -5,15 +5,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from semisight.data.cache import cached_folder
+from semisight.data.builtin.scene_captions import Facts, facts_of
+from semisight.data.builtin.scene_layout import make_scenes
+from semisight.data.builtin.scenes import read_scenes
 from semisight.data.caption_files import read_captions
+from semisight.data.image_cache import cached_folder
 from semisight.data.image_set import ImageSet, random_order, split
-from semisight.data.scene_captions import Facts, facts_of
-from semisight.data.scene_layout import make_scenes
-from semisight.data.scenes import read_scenes
 from semisight.errors import UserError
-from semisight.learning.caption_training import CaptionSettings
 from semisight.model.architecture import Layer
+from semisight.runs.caption_training import CaptionSettings
 
 SCENES = "builtin:scenes"
 N_PICK, N_SCENES, N_REPORT = 500, 8000, 1000

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from semisight.model.architecture import Architecture
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import ImageEncoder, Noise, Pooling, Posterior, draw_noise, flat_code, maps_of_code
-from semisight.model.pooling import FAST, Operators
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import ImageEncoder, Noise, Pooling, Posterior, draw_noise, flat_code, maps_of_code
+from semisight.model.ops.pooling import FAST, Operators
 
 
 def batch_last(images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from semisight.model.labels import BayesianSVM
+from semisight.model.heads.labels import BayesianSVM
 
 _MOST_ROUNDS = 10_000
 _NEXT_TO_NOTHING = 1e-9  # weight of two images without a code: a class may have no image, or no image a label

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM, draw_lambda, one_versus_all
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.sampling import saving
 from semisight.sampling.codes import CodePrior, label_prior, standard_prior
 from semisight.sampling.latents import Latents, checked_images, first_latents

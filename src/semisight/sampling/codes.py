@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import flat_code, maps_of_code
-from semisight.model.labels import SMALLEST_LAMBDA, BayesianSVM, one_versus_all
-from semisight.sampling.painting import paint_code
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.heads.labels import SMALLEST_LAMBDA, BayesianSVM, one_versus_all
+from semisight.sampling.decoder_matrix import paint_code
 
 LARGEST_BLOCK = 1024  # codes up to this size are drawn at once, larger ones by groups of maps
 _MATRIX_ELEMENTS = 8_000_000  # of A(z) for the images worked on at a time

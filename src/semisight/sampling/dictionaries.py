@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.pooling import from_blocks
-from semisight.sampling.painting import one_hot
+from semisight.model.decoder import ImageDecoder
+from semisight.model.ops.pooling import from_blocks
+from semisight.sampling.decoder_matrix import one_hot
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Layer
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.pooling import from_blocks
+from semisight.model.decoder import ImageDecoder
+from semisight.model.ops.pooling import from_blocks
+from semisight.sampling.decoder_matrix import one_hot, paint_down, paint_map
 from semisight.sampling.dictionaries import Batches, adjoint, picture, unpooled_maps
-from semisight.sampling.painting import one_hot, paint_down, paint_map
 
 _WORK_ELEMENTS = 16_000_000  # of the largest tensor made for some images at a time
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_encoder import flat_code
+from semisight.model.encoders.paper import flat_code
 from semisight.model.image_model import ImageModel
 from semisight.sampling.evidence import AnnealingConfig, annealed, encoder_base, log_weights
 from semisight.sampling.inference import InferenceConfig, infer_latents

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import PoolingMLP, after_pooling, below_code, flat_code
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import PoolingMLP, after_pooling, below_code, flat_code
 from semisight.model.image_model import ImageModel, batch_last
-from semisight.model.placing import draw_places
-from semisight.model.pooling import convolve_blocks
+from semisight.model.ops.places import draw_places
+from semisight.model.ops.pooling import convolve_blocks
 from semisight.sampling.codes import CodePrior
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import Latents, SweepOptions, checked_images, slices, sweep_latents

@@ -22,8 +22,8 @@ from typing import Any
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (

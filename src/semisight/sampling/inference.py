@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import flat_code
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import flat_code
+from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling.chain import check_counts
 from semisight.sampling.codes import standard_prior
+from semisight.sampling.decoder_matrix import one_hot
 from semisight.sampling.latents import (
     Latents,
     SweepOptions,
@@ -29,7 +30,6 @@ from semisight.sampling.latents import (
     slices,
     sweep_latents,
 )
-from semisight.sampling.painting import one_hot
 from semisight.sampling.parameter_samples import ParameterSamples
 
 

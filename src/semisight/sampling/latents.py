@@ -14,12 +14,12 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.image_encoder import Posterior, flat_code
+from semisight.model.decoder import ImageDecoder
+from semisight.model.encoders.paper import Posterior, flat_code
 from semisight.model.image_model import batch_last
 from semisight.sampling.codes import LARGEST_BLOCK, CodePrior, draw_code
 from semisight.sampling.dictionaries import Completed
-from semisight.sampling.places import draw_nearest_places, draw_places_above
+from semisight.sampling.z_conditionals import draw_nearest_places, draw_places_above
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling import saving
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.chain import Chain, check_counts

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
-from semisight.model.labels import BayesianSVM
+from semisight.model.decoder import ImageDecoder
+from semisight.model.heads.labels import BayesianSVM
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Tensor] | None]  # of decoder and head, as in their state_dict
 

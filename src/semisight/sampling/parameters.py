@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.image_decoder import ImageDecoder
+from semisight.model.decoder import ImageDecoder
 from semisight.sampling.dictionaries import Batches, draw_nearest_dictionary
 from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above
 

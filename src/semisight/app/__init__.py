@@ -1,1 +1,0 @@
-"""What people touch: the command line, the estimator, the report, the server."""

@@ -1,0 +1,65 @@
+"""`semisight reproduce`: the paper's tables."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from semisight.cli.console import prepare_process, say, stopping
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="image-model, table1, table2, table3 or suggest.", show_default=False)],
+    data: Annotated[
+        str | None, typer.Option(help="Where the images are, such as the folder of MNIST's files.", show_default=False)
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows of the table, separated by commas.", show_default="all")
+    ] = None,
+    n: Annotated[str, typer.Option("--n", help="Labels per class, separated by commas.")] = "10",
+    splits: Annotated[str, typer.Option(help="Numbers of splits (seeds), separated by commas.")] = "0",
+    minutes: Annotated[float, typer.Option(min=0.01, help="At most so long for each training.")] = 40.0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="A tiny size, only to see that it runs.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The results file; rows are added to it.", show_default="results/TABLE.csv")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure nothing; say of two rows of the file whether they differ by more than chance.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Measure a table of the paper again, row by row, into a CSV file; what the file already holds is left out.
+
+    Can be stopped at any time: rows that are done are kept, and the same command goes on with the others.
+
+    Example:
+
+        semisight reproduce table2 --data mnist/ --rows pull,local --n 10,60 --splits 0,1
+
+        semisight reproduce table1 --compare mnist/vae,mnist/vae-d
+    """
+    from semisight.experiments.reproduce import Request, compared, numbers, summary_text
+    from semisight.experiments.reproduce import reproduce as measure
+    from semisight.experiments.results import read, summaries
+
+    prepare_process()
+    wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()
+    request = Request(data, out, wanted, numbers(n, "--n"), numbers(splits, "--splits"), minutes, smoke, threads)
+    if compare is not None:
+        say(compared(table, request, compare))
+        return
+    with stopping("Rows that are done are kept; the same command goes on."):
+        added = measure(table, request)
+    for row in added:
+        of = f"N={row.N} " if row.N else ""
+        paper = f" (paper: {row.paper})" if row.paper else ""
+        say(f"{row.table} {row.row} {of}{row.metric} seed {row.seed}: {row.value:.4g}{paper}")
+    file = request.file(table.replace("-", "_"))
+    said = f"{len(added)} row{'s' * (len(added) != 1)} added to" if added else "Nothing to do: all of it is in"
+    say(f"{said} {file}")
+    if file.exists():
+        say("\n" + summary_text(summaries(read(file))))

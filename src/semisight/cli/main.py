@@ -1,0 +1,62 @@
+"""The command line. Commands import what they need when they run: `semisight --help` must not wait for torch."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from semisight import __version__
+from semisight.cli.commands_captions import caption
+from semisight.cli.commands_experiments import reproduce
+from semisight.cli.commands_labels import evaluate, predict
+from semisight.cli.commands_product import inspect, suggest
+from semisight.cli.commands_product_out import embed, export
+from semisight.cli.commands_serve import serve
+from semisight.cli.commands_start import demo, train
+from semisight.cli.commands_use import generate, reconstruct, report
+from semisight.cli.console import complain
+from semisight.errors import UserError
+
+app = typer.Typer(
+    name="semisight",
+    help="Learns from a pile of images of which only a few carry a label or a caption.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # a bug should print a plain traceback that people can paste
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for panel, commands in {
+    "Start here": (demo, inspect, train),
+    "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
+    "Science": (reproduce,),
+}.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"semisight {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options that come before the name of a command."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a command and exits: 0 if all went well, 2 for a mistake the user can mend, 130 or 143 after a signal."""
+    try:
+        app(args=arguments, prog_name="semisight")
+    except UserError as error:
+        complain(str(error))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        complain("stopped by Ctrl-C.")
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Sets that need no download."""

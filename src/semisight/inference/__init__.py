@@ -1,0 +1,1 @@
+"""What a trained model says of images: codes, labels, captions, novelty, imputation."""

@@ -1,0 +1,120 @@
+"""Beyond the paper: which image to label next, and which given labels are doubtful.
+
+    p(c | X)     = E_q(s|X) p(c | s)                            the mean over codes drawn for an image
+    doubt(X)     = 1 - (p of the best label - p of the second)  small where every code says the same
+    next         = argmax over X of doubt(X) x distance(X)      one after the other
+
+The distance is the angle between the code of an image and the nearest code that has a label or was chosen before: ten
+images of one doubtful kind teach little more than one of them.
+
+A given label is doubtful where the labels of the nearest other codes and the model's own opinion speak against it, one
+as loud as the other. The neighbours know nothing of the image's own label, which a model may have learned by heart;
+the model knows more than ten neighbours while it has not. Measured in docs/experiments.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from semisight.model.heads.labels import LabelHead
+from semisight.model.image_model import ImageModel
+from semisight.objectives.label_spreading import nearest
+from semisight.objectives.step import Images
+
+N_CODES = 20
+_MOST_KNOWN = 2000  # labelled codes that new images are kept away from
+_NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in propagation.py
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model makes of images: codes [N, J] (means), and probabilities [N, C] averaged over drawn codes."""
+
+    codes: Tensor
+    probabilities: Tensor
+
+    @property
+    def doubt(self) -> Tensor:
+        """[N] in 0..1."""
+        first, second = self.probabilities.topk(2, dim=1).values.unbind(1)
+        return 1 - (first - second)
+
+
+@torch.no_grad()
+def see(
+    model: ImageModel,
+    head: LabelHead,
+    images: Images,
+    probabilities: Callable[[Tensor], Tensor],
+    n_codes: int = N_CODES,
+    batch_size: int = 500,
+    seed: int = 0,
+) -> Seen:
+    """`probabilities` brings decision values [B, C] to probabilities, calibrated or not."""
+    device = model.decoder.log_alpha0.device
+    codes, means = [], []
+    for number, index in enumerate(torch.arange(len(images)).split(batch_size)):
+        generator = torch.Generator().manual_seed(seed + number)
+        batch, total, code = images.batch(index).to(device), torch.zeros(()), torch.zeros(())
+        posterior = model.encode(batch, generator)
+        for _ in range(n_codes):
+            if model.pooling == "sampled":
+                posterior = model.encode(batch, generator)
+            eps = torch.randn(posterior.mean.shape, generator=generator).to(posterior.mean)
+            drawn = posterior.mean + posterior.log_spread.exp() * eps
+            total = total + probabilities(head.decision(drawn).cpu())
+            code = code + posterior.mean.cpu()
+        codes.append(code / n_codes)
+        means.append(total / n_codes)
+    return Seen(torch.cat(codes), torch.cat(means).float())
+
+
+def choose_next(codes: Tensor, doubt: Tensor, open_: Tensor, n: int, known: Tensor | None = None) -> list[int]:
+    """Positions of n images among those that are `open_` (bool [N]), the best first.
+
+    known  bool [N]: which have a label; by default all that are not open
+    """
+    places = open_.nonzero().squeeze(1)
+    if not len(places):
+        return []
+    directions = _directions(codes)
+    mine, worth = directions[places], doubt[places].double() + 1e-6  # where nothing is in doubt distance decides
+    labelled = directions[~open_ if known is None else known]
+    distance = torch.full((len(places),), 2.0, dtype=torch.float64)
+    if len(labelled):
+        some = labelled[:: -(-len(labelled) // _MOST_KNOWN)]
+        distance = torch.cat([1 - (part @ some.T).amax(1) for part in mine.split(4096)]).double().clamp_min(0)
+    chosen = []
+    for _ in range(min(n, len(places))):
+        best = int((worth * (distance + 1e-9)).argmax())
+        chosen.append(int(places[best]))
+        distance = torch.minimum(distance, (1 - mine @ mine[best]).double().clamp_min(0))
+        worth[best] = -1.0  # never again, also where all others are at distance 0
+    return chosen
+
+
+def doubt_in_labels(seen: Seen, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """For every image: how much speaks against its label, [N] in 0..1, and for which label instead, [N].
+
+    Zero, and -1, where the label is unknown (-1).
+    """
+    against, instead = torch.zeros(len(labels)), torch.full((len(labels),), -1)
+    known = (labels >= 0).nonzero().squeeze(1)
+    own, share = labels[known], seen.probabilities[known]
+    k = min(_NEIGHBOURS, len(known) - 1)
+    if k >= 1:
+        directions = _directions(seen.codes)[known]
+        weights, index = nearest(directions, directions, k + 1)
+        itself = index == torch.arange(len(known))[:, None]
+        votes = torch.softmax(torch.where(itself, -torch.inf, weights / _WIDTH), 1)
+        share = (share + torch.zeros_like(share).scatter_add_(1, own[index], votes)) / 2
+    against[known] = 1 - share.gather(1, own[:, None]).squeeze(1)
+    instead[known] = share.scatter(1, own[:, None], -1.0).argmax(1)
+    return against, instead
+
+
+def _directions(codes: Tensor) -> Tensor:
+    return F.normalize(codes - codes.mean(0), dim=1)

@@ -1,0 +1,103 @@
+"""Beyond the paper: how usual an image is, beside those that were learned from.
+
+    far(X)     distance of the code's mean to its 5th nearest among training images
+    unlike(X)  squared error of what the decoder draws from the code
+    score(X)   = min over both of (median - value) / (quantile 0.9 - median), medians and quantiles over training images
+
+An image is as usual as its worse mark: 0 is the middle of the training images, -1 is where their last tenth begins,
+and far below is strange. The bound itself is no such score: it ranks dark, flat and smooth images above the very images
+that were learned from, because they are easy to draw. docs/experiments.md has the measurements.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semisight.model.encoders.paper import Noise, flat_code
+from semisight.model.image_model import ImageModel, batch_first, batch_last
+from semisight.objectives.step import Images
+
+_NEIGHBOUR = 5
+_KEPT = 4000  # training codes
+_DRAWS = 4
+_LEAST = 1e-6  # a spread of nothing, where all training images are one, must not divide
+
+
+@dataclass(frozen=True, eq=False)
+class Usual:
+    """Codes of training images, and the middle and spread of both marks over them ([2]: far, unlike)."""
+
+    codes: Tensor
+    middle: Tensor
+    spread: Tensor
+
+    def score(self, codes: Tensor, unlike: Tensor) -> Tensor:
+        """[N] from codes [N, J] and squared errors [N]; higher is more usual."""
+        return self._standard(_far(codes, self.codes, _NEIGHBOUR), unlike)
+
+    def _standard(self, far: Tensor, unlike: Tensor) -> Tensor:
+        marks = torch.stack([far, unlike], 1).double()
+        return ((self.middle - marks) / self.spread).amin(1)
+
+
+def learn_usual(codes: Tensor, unlike: Tensor) -> Usual:
+    """From the codes and squared errors of training images in random order, at least one."""
+    kept = codes[:_KEPT]
+    # one further: the nearest of a training image is itself
+    marks = torch.stack([_far(kept, kept, _NEIGHBOUR + 1), unlike[:_KEPT]], 1).double()
+    middle = marks.median(0).values
+    spread = (torch.quantile(marks, 0.9, dim=0) - middle).clamp_min(_LEAST)
+    return Usual(kept, middle, spread)
+
+
+def _far(queries: Tensor, among: Tensor, number: int) -> Tensor:
+    k = min(number, len(among))
+    return torch.cat([torch.cdist(part, among).kthvalue(k, dim=1).values for part in queries.split(500)])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Mean codes [N, J] and what the decoder makes of them, [N, C, H, W]."""
+
+    codes: Tensor
+    images: Tensor
+
+
+@torch.no_grad()
+def draw_again(model: ImageModel, images: Tensor) -> Drawn:
+    """Images [N, C, H, W] from their codes' means, averaged over a few draws of z.
+
+    The draws are the same for every image: what one image gets does not depend on those beside it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    codes, total = torch.zeros(()), torch.zeros(())
+    x = batch_last(images)
+    for _ in range(_DRAWS):
+        posterior = model.encoder(x, noise_for_all(model, len(images), generator))
+        total = total + batch_first(model.decoder(posterior.mu, posterior.z).mean)
+        codes = codes + flat_code(posterior.mu)
+    return Drawn(codes / _DRAWS, total / _DRAWS)
+
+
+def noise_for_all(model: ImageModel, batch: int, generator: torch.Generator) -> Noise:
+    """One draw of the random numbers of z for all images of a batch alike, and none for s."""
+    one = model.noise(1, generator)
+    return Noise(
+        torch.zeros_like(one.eps).expand(*one.eps.shape[:-1], batch),
+        tuple(u.expand(*u.shape[:-1], batch).contiguous() for u in one.uniform),
+    )
+
+
+def draw_set(model: ImageModel, images: Images, batch_size: int = 250) -> Drawn:
+    """The same for a whole set, on the CPU."""
+    device, was_training = model.decoder.log_alpha0.device, model.training
+    model.eval()
+    parts = [draw_again(model, images.batch(index).to(device)) for index in torch.arange(len(images)).split(batch_size)]
+    model.train(was_training)
+    return Drawn(torch.cat([p.codes for p in parts]).cpu(), torch.cat([p.images for p in parts]).cpu())
+
+
+def squared_error(images: Tensor, drawn: Tensor) -> Tensor:
+    """[N], summed over pixels."""
+    return (images - drawn).flatten(1).square().sum(1)

@@ -1,0 +1,1 @@
+"""Section 2.2: recognition models q(s, z | X)."""

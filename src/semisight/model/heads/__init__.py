@@ -1,0 +1,1 @@
+"""Section 3: what is said from the code."""

@@ -1,0 +1,1 @@
+"""The operations of encoder and decoder, fast and naive."""

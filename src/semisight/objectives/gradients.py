@@ -1,0 +1,131 @@
+"""Section 4 and appendix C, (20)-(24): the gradient of E_q(z)[log p(X | s, z)] with respect to q(z), in three ways.
+
+z is discrete, so its gradient must be estimated. An estimator says two things:
+
+    through_z        whether the gradient with respect to the drawn one-hot z is passed on to q
+    surrogate(...)   a term [B] of value zero that is added to the bound for its gradient alone
+
+nvil              no gradient through z; the score function with an input-dependent baseline, centring and variance
+                  normalisation, as the paper [11]. Unbiased before the variance normalisation; very noisy.
+straight-through  the gradient at the drawn z, taken as if it were q. Biased: it is the first-order change of
+                  log p when the block's value moves, and leaves out the curvature.
+local             for every block, the exact change of log p when its value v moves from place c to place a:
+                      R[a] = alpha0 ( v (g[a] - g[c]) - v^2/2 ||d_a - d_c||^2 )
+                  and then the gradient of sum_a q(a) R[a]. The first part is what straight-through passes; the
+                  surrogate adds the second. Unbiased for the z nearest the image; for z further up the curvature is
+                  approximate (model/curvature.py). Default.
+
+With pooling="sampled", s depends on z too; nvil's signal then holds every term that z touches, while the other two pass
+the straight-through gradient along that path, which is biased.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from semisight.errors import UserError
+from semisight.model.architecture import Architecture
+from semisight.model.decoder import Decoded, ImageDecoder
+from semisight.model.encoders.paper import Pooling, Posterior
+from semisight.objectives.bound import Bound
+from semisight.objectives.step import sum_over_processes
+
+EstimatorName = Literal["nvil", "straight-through", "local"]
+ESTIMATORS: tuple[EstimatorName, ...] = ("nvil", "straight-through", "local")
+
+
+class Estimator(Protocol):
+    @property
+    def through_z(self) -> bool: ...
+
+    def surrogate(
+        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
+    ) -> Tensor: ...
+
+    def after_step(self) -> None:
+        """Called once after every step of the optimiser, on every process."""
+
+
+class StraightThrough(nn.Module):
+    through_z = True
+
+    def surrogate(
+        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
+    ) -> Tensor:
+        return torch.zeros_like(bound.reconstruction)
+
+    def after_step(self) -> None:
+        pass
+
+
+class Local(nn.Module):
+    through_z = True
+
+    def surrogate(
+        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
+    ) -> Tensor:
+        return decoder.log_alpha0.detach().exp() * decoded.curvature
+
+    def after_step(self) -> None:
+        pass
+
+
+class Nvil(nn.Module):
+    """Score function with the three variance reductions of Mnih and Gregor (2014)."""
+
+    through_z = False
+    centre: Tensor
+    variance: Tensor
+    started: Tensor
+
+    def __init__(self, architecture: Architecture, pooling: Pooling, seed: int = 0, decay: float = 0.8) -> None:
+        super().__init__()
+        self.sampled, self.decay = pooling == "sampled", decay
+        generator = torch.Generator().manual_seed(seed)
+        size = architecture.n_pixels
+        self.inner = nn.Parameter(torch.randn(100, size, generator=generator) / size**0.5)
+        self.inner_bias = nn.Parameter(torch.zeros(100, 1))
+        self.outer = nn.Parameter(torch.zeros(1, 100))
+        self.register_buffer("centre", torch.zeros(()))
+        self.register_buffer("variance", torch.ones(()))
+        self.register_buffer("started", torch.zeros(()))
+        self._seen: Tensor | None = None
+
+    def surrogate(
+        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
+    ) -> Tensor:
+        signal = (bound.value if self.sampled else bound.reconstruction).detach()
+        scale = self.variance.sqrt().clamp_min(1.0)
+        baseline = (self.outer @ torch.tanh(self.inner @ x.flatten(0, 2) + self.inner_bias))[0]
+        advantage = (signal - self.centre) / scale - baseline
+        if self.training:
+            rest = signal - self.centre - scale * baseline.detach()
+            self._seen = torch.stack([signal.sum(), rest.square().sum(), torch.full_like(signal.sum(), len(signal))])
+        log_probability = torch.zeros_like(signal)
+        for chosen in posterior.chosen:
+            log_probability = log_probability + chosen.log_q_z.sum((0, 1, 2))
+        score = advantage.detach() * log_probability
+        fit = advantage.square()  # the baseline learns to foretell the signal
+        return score - score.detach() - (fit - fit.detach())
+
+    def after_step(self) -> None:
+        if self._seen is None:
+            return
+        signal, squares, count = sum_over_processes(self._seen).to(self.centre)
+        keep = self.decay if self.started else 0.0
+        self.centre.mul_(keep).add_((1 - keep) * signal / count)
+        self.variance.mul_(keep).add_((1 - keep) * squares / count)
+        self.started.fill_(1.0)
+        self._seen = None
+
+
+def estimator(name: EstimatorName, architecture: Architecture, pooling: Pooling, seed: int = 0) -> "nn.Module":
+    """The estimator of that name; VAE-d has no z and needs none, for which straight-through does nothing."""
+    if name == "nvil":
+        return Nvil(architecture, pooling, seed)
+    if name == "straight-through":
+        return StraightThrough()
+    if name == "local":
+        return Local()
+    raise UserError(f"no gradient estimator named {name!r}. There are: {', '.join(ESTIMATORS)}")

@@ -1,0 +1,138 @@
+"""The last sections of the page: curves of every term, settings, data, skipped files."""
+
+import json
+from html import escape
+
+from semisight.data.image_set import skipped_summary
+from semisight.report import charts, page
+from semisight.report.material import Material
+from semisight.report.page import Section
+from semisight.runs.describe import describe_architecture
+from semisight.runs.run import DataRecord
+
+_TERMS = (
+    ("bound", "Bound", "what training raises: reconstruction minus both costs"),
+    ("reconstruction", "Reconstruction", "log-probability of the image given code and places; higher is better"),
+    ("kl_s", "KL of s", "nats spent on what is there"),
+    ("kl_z", "KL of z", "nats spent on where it is"),
+    ("side", "Side term", "labels and captions"),
+    ("error", "Error on held-out labels", "percent"),
+    ("nll", "Doubt on held-out labels", "mean of -log p(label) in nats; the weights with the least are kept"),
+    ("label", "Labels", "log-probability of the known labels, images moved; higher is better"),
+    ("agreement", "Agreement", "nats that codes of one image, moved in two ways, share"),
+    ("latent", "Probable labels", "log-probability of what the graph of codes says about unlabelled images"),
+    ("perplexity", "Perplexity", "of held-out captions; the weights with the least are kept"),
+    ("caption", "Captions", "log-probability of a word of the captions; higher is better"),
+    ("alpha0", "alpha0", "precision: 1 / variance of what is left to chance"),
+    ("rate", "Learning rate", ""),
+)
+
+
+def curves(m: Material) -> Section:
+    known = [name for name, _, _ in _TERMS]
+    fixed = ("step", "epoch", "split", "seconds", "bad_steps", *known)
+    others = sorted({name for row in m.log for name in row if name not in fixed})
+    figures: list[str] = []
+    for name, title, meaning in (*_TERMS, *((name, name, "") for name in others)):
+        lines = [
+            charts.Line(
+                word,
+                css,
+                [(float(row["step"]), float(row[name])) for row in m.log if row["split"] == split and name in row],
+            )
+            for split, word, css in (("train", "training", "first"), ("valid", "validation", "second"))
+        ]
+        values = [y for line in lines for _, y in line.points]
+        if not values or (name == "side" and not any(values)):
+            continue
+        last = ", ".join(f"{line.name} {charts.number(line.points[-1][1])}" for line in lines if line.points)
+        small = f"{meaning}; last: {last}" if meaning else f"last: {last}"
+        figures.append(
+            f"<figure><figcaption><b>{escape(title)}</b><br><small>{escape(small)}</small></figcaption>"
+            f"{charts.chart(title, lines, 'step', f'clip-{len(figures)}')}</figure>"
+        )
+    key = (
+        '<p class="soft"><span class="key first"></span>training &nbsp; <span class="key second"></span>validation</p>'
+    )
+    caption = (
+        "Means per image against the number of steps. The first steps may lie outside the frame, so that the rest can "
+        "be read. Where validation falls while training still rises, the model has begun to learn its images by heart."
+    )
+    if not figures:
+        return Section("curves", "Curves of every term", "Nothing was logged yet: the run is too short.", "")
+    body = (
+        f'{key}<figure><div class="charts">{"".join(figures)}</div><figcaption>{escape(caption)}</figcaption></figure>'
+    )
+    return Section("curves", "Curves of every term", "", body)
+
+
+def settings(m: Material) -> Section:
+    run, data, meta = m.run, m.record, m.run.meta
+    counters = meta["counters"]
+    channels, height, width = data.shape
+    rows = [
+        ("images", f"{data.settings.source}: {data.n_train:,} to learn from, {data.n_valid:,} for validation"),
+        ("size", f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"),
+        ("architecture", "; ".join(describe_architecture(run.architecture))),
+        ("model", ", ".join(f"{name} {meta['about'][name]}" for name in ("pooling", "gradient", "alpha0"))
+         + f", nonlinearity {run.architecture.nonlinearity}"),
+        *_labels(m),
+        *_captions(m),
+        ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
+        ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
+        ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
+        ("steps left out", f"{counters['bad_steps']} were not finite"),
+    ]  # fmt: skip
+    rows += [("note", note) for note in data.notes]
+    everything = [(name, json.dumps(value)) for name, value in meta["config"].items()]
+    versions = [(name, str(value)) for name, value in meta["versions"].items()]
+    body = page.table(rows) + _skipped(data)
+    body += f"<details><summary>All settings of the training</summary>{page.table(everything)}</details>"
+    body += f"<details><summary>Versions</summary>{page.table(versions)}</details>"
+    return Section("settings", "Settings and data", "", body)
+
+
+def _labels(m: Material) -> list[tuple[str, str]]:
+    if m.labels is None:
+        return []
+    of, data = m.labels.classifier, m.record.settings
+    origin = data.labels or ("a class per folder" if data.class_per_folder else "carried by the set")
+    hidden = f", all but {data.labels_per_class} per class hidden" if data.labels_per_class else ""
+    how = of.settings
+    pull = "unlabelled images pull" if how.pull else "no pull"
+    return [
+        ("labels", f"{origin}{hidden}: {of.n_labelled:,} to learn from, {of.n_held_out:,} held out"),
+        ("label model", f"{how.head}, xi {how.xi}, {pull}, {how.labelled_per_batch} labelled in a batch"),
+    ]
+
+
+def _captions(m: Material) -> list[tuple[str, str]]:
+    if m.captions is None:
+        return []
+    of, data = m.captions.captioner, m.record.settings
+    origin = "carried by the set" if data.captions == "builtin" else str(data.captions)
+    hidden = f", those of all but {data.captioned_images:,} images hidden" if data.captioned_images else ""
+    how = of.settings
+    xi = "frozen codes (two-step)" if how.two_step else f"xi {'N_X / (T rho)' if how.xi is None else how.xi}"
+    return [
+        ("captions", f"{origin}{hidden}: of {of.n_captioned:,} images to learn from, {of.n_held_out:,} held out"),
+        ("caption model", f"{how.cell}, {how.hidden_size} hidden units, {len(of.vocabulary):,} symbols, {xi}"),
+    ]
+
+
+def _skipped(data: DataRecord) -> str:
+    if not data.n_skipped:
+        return '<h3>Skipped files</h3><p class="soft">None: every file was read.</p>'
+    some_rows = [(entry.name, entry.reason) for entry in data.skipped[:200]]
+    more = f" The first {len(some_rows)} are listed." if data.n_skipped > len(some_rows) else ""
+    summary = f"{data.n_skipped:,} files could not be read and were left out."
+    if data.n_skipped == len(data.skipped):
+        summary = skipped_summary(data.skipped) + "."
+    listing = f"<details><summary>Which, and why</summary>{page.table(some_rows)}</details>"
+    return f"<h3>Skipped files</h3><p>{escape(summary + more)}</p>{listing}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

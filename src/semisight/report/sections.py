@@ -1,0 +1,74 @@
+"""The first sections of the page: what was learned, reconstructions, samples."""
+
+import math
+
+import torch
+
+from semisight.report import page
+from semisight.report.charts import nats
+from semisight.report.material import Material, tile, tile_width
+from semisight.report.observe import bits, plain_words
+from semisight.report.page import Section
+
+_PAIRS, _SAMPLES = 24, 48
+
+
+def learned(m: Material) -> Section:
+    n = m.seen.numbers
+    entries = [
+        (f"{n.explained:.1%}", "of what sets an image apart from the mean image is redrawn"),
+        (nats(n.after["bound"]), f"nats per image is the bound; it was {nats(n.before['bound'])} before training"),
+        (nats(n.mean_image_bound), "nats per image the mean image alone would reach"),
+        (f"{n.used_code:,} of {n.code_size:,}", "numbers of the code are in use"),
+        (bits(n.after["kl_s"] / math.log(2)), "per image say what is there (the code s)"),
+        (bits(n.after["kl_z"] / math.log(2)), "per image say where it is (the places z)"),
+    ]
+    if m.run.model.pooling == "max":
+        entries = [entry for entry in entries if "places z" not in entry[1]]
+    warning = "" if m.same_images else _changed_images()
+    title = "What was learned" if m.labels is None and m.captions is None else "What was learned about the images"
+    return Section("learned", title, "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
+
+
+def _changed_images() -> str:
+    note = (
+        "Note: the images are not those of the training any more; some that count as unseen may have been learned from."
+    )
+    return page.paragraphs([note])
+
+
+@torch.no_grad()
+def reconstructions(m: Material) -> Section:
+    images, names = m.examples(_PAIRS)
+    results = m.run.model.reconstruct(images.to(m.run.device), m.generator()).cpu()
+    pairs = [
+        page.stacked(tile(above, f"{name}: image"), tile(below, f"{name}: reconstruction"))
+        for above, below, name in zip(images, results, names, strict=True)
+    ]
+    seen = "from the training set, as none were set aside" if m.sets.valid is None else "that training did not see"
+    return Section(
+        "reconstructions",
+        "Images and reconstructions",
+        "Every image is brought down to its code and places, and drawn again from them.",
+        page.figure(
+            page.tiles(pairs, tile_width(m)),
+            f"Above each pair the image, below what the model makes of it; {len(images)} images {seen}. "
+            "What is missing below is what the code does not hold.",
+        ),
+    )
+
+
+@torch.no_grad()
+def samples(m: Material) -> Section:
+    drawn = m.run.model.generate(_SAMPLES, m.generator()).cpu()
+    return Section(
+        "samples",
+        "Samples from the prior",
+        "Pictures the model makes up: code and places are drawn at random, no image is looked at.",
+        page.figure(
+            page.tiles([tile(image, f"sample {number + 1}") for number, image in enumerate(drawn)], tile_width(m)),
+            "Each picture is the decoder's mean for s drawn from N(0, I) and z drawn uniformly. They show what the "
+            "model believes before it sees anything. Places drawn one by one rarely fit together as they do in an "
+            "image, which is why samples are vaguer than reconstructions.",
+        ),
+    )

@@ -1,0 +1,188 @@
+"""RUN/model_card.md, written with every run: what it learned from, how, how good it is, what not to expect of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from semisight.data.image_set import skipped_summary
+from semisight.files import write_atomic
+from semisight.runs.describe import describe_architecture
+from semisight.runs.evaluating import Evaluation, evaluate
+from semisight.runs.run import DataRecord, Run
+from semisight.runs.sets import Sets
+from semisight.training.folder import RunFolder
+from semisight.training.logs import read_log
+
+FEW = 10  # labels of a class, from which on its error is worth mentioning
+_CLASSES = 50  # listed at most
+
+
+def model_card_file(folder: RunFolder) -> Path:
+    return folder.path / "model_card.md"
+
+
+def write_model_card(run: Run, sets: Sets) -> Path:
+    """Measures what can be measured and writes the card; gives its path."""
+    out = model_card_file(run.folder)
+    write_atomic(out, card(run, sets))
+    return out
+
+
+def card(run: Run, sets: Sets) -> str:
+    record = run.data()
+    measured = None if run.classifier is None or sets.measured is None else evaluate(run.labels(), sets.measured)
+    parts = [
+        f"# {run.folder.path.absolute().name}: model card",
+        _what(run),
+        "## Data\n\n" + _table(_data(run, record, sets)) + _classes(run, sets, measured),
+        "## Settings\n\n" + _table(_settings(run)),
+        "## Metrics\n\n" + _metrics(run, sets, measured),
+        "## Limits\n\n" + "\n".join(f"- {line}" for line in _limits(run, record, sets, measured)),
+        "## Use\n\n" + "\n".join(f"    {line}" for line in _use(run)),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _what(run: Run) -> str:
+    learned = ["images"]
+    if run.classifier is not None:
+        learned.append(f"labels of {len(run.classifier.class_names)} classes")
+    if run.captioner is not None:
+        learned.append(f"captions of {len(run.captioner.vocabulary):,} different words")
+    what = learned[0] if len(learned) == 1 else f"{', '.join(learned[:-1])} and {learned[-1]}"
+    return (
+        f"A variational autoencoder of {what} (Pu et al., NIPS 2016), trained with semisight "
+        f"{run.meta['versions']['semisight']}. One code per image; everything else is said from the code."
+    )
+
+
+def _data(run: Run, record: DataRecord, sets: Sets) -> list[tuple[str, str]]:
+    channels, height, width = record.shape
+    rows = [
+        ("source", record.settings.source),
+        ("images learned from", f"{record.n_train:,}"),
+        ("images set aside", f"{record.n_valid:,}"),
+        ("size", f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"),
+    ]
+    if run.classifier is not None:
+        rows.append(("labels learned from", f"{sets.n_labelled:,} ({record.settings.labels or 'carried by the set'})"))
+        rows.append(("labels held out", f"{sets.n_held_out:,}"))
+    if run.captioner is not None:
+        rows.append(("captions learned from", f"{sets.n_captions:,} of {sets.n_captioned:,} images"))
+    if record.n_skipped:
+        rows.append(("left out", skipped_summary(record.skipped)))
+    return rows + [("note", note) for note in record.notes]
+
+
+def _classes(run: Run, sets: Sets, measured: Evaluation | None) -> str:
+    if run.classifier is None or sets.train.labels is None:
+        return ""
+    labels, names = sets.train.labels, run.classifier.class_names
+    counts = torch.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+    errors = _errors(measured, len(names))
+    rows = [
+        f"| {_cell(name)} | {count:,} | {error} |"
+        for name, count, error in list(zip(names, counts, errors, strict=True))[:_CLASSES]
+    ]
+    more = f"\n... and {len(names) - _CLASSES:,} more classes.\n" if len(names) > _CLASSES else ""
+    return "\n| class | labels | error |\n|---|---|---|\n" + "\n".join(rows) + "\n" + more
+
+
+def _errors(measured: Evaluation | None, n: int) -> list[str]:
+    if measured is None:
+        return ["not measured"] * n
+    per_class = measured.to_dict()["classes"]
+    return ["-" if one["error"] is None else f"{one['error']:.1%} of {one['n']:,}" for one in per_class]
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    config, counters = run.config, run.meta["counters"]
+    rows = [
+        ("layers", "; ".join(describe_architecture(run.architecture))),
+        ("pooling, gradient", f"{run.meta['about']['pooling']}, {run.meta['about']['gradient']}"),
+        ("steps", f"{run.step:,} of batches of {config.batch_size}, in {counters['seconds'] / 60:.1f} minutes"),
+        ("Adam", f"rate {config.learning_rate:g}, {config.schedule}; weights averaged: {config.average_decay or 'no'}"),
+        ("seed", str(config.seed)),
+    ]
+    for part in ("labels", "captions"):
+        about = run.meta["about"].get(part)
+        if about:
+            rows.append((part, ", ".join(f"{name} {value}" for name, value in about["settings"].items())))
+    versions = run.meta["versions"]
+    return [*rows, ("made with", ", ".join(f"{name} {value}" for name, value in versions.items()))]
+
+
+def _metrics(run: Run, sets: Sets, measured: Evaluation | None) -> str:
+    rows: list[tuple[str, str]] = []
+    if measured is not None:
+        rows += [
+            ("error", f"{measured.error:.2%} of {measured.n:,} labels that were not learned from"),
+            (f"top-{measured.k} error", f"{measured.top_k_error:.2%}"),
+            ("calibration error", f"{measured.calibration_error:.2%}"),
+            ("Brier score", f"{measured.brier:.3f}"),
+        ]
+    for name, value in _last_validation(run).items():
+        if name not in ("error", "nll"):
+            rows.append((f"{name} on images set aside", f"{value:.4g}"))
+    if not rows:
+        return "Nothing was set aside to measure on."
+    return _table(rows)
+
+
+def _last_validation(run: Run) -> dict[str, float]:
+    log = read_log(run.folder.log) if run.folder.log.exists() else []
+    rows: list[Any] = [row for row in log if row["split"] == "valid" and float(row["step"]) <= run.step]
+    if not rows:
+        return {}
+    kept = ("step", "epoch", "split", "seconds")
+    return {name: float(value) for name, value in rows[-1].items() if name not in kept}
+
+
+def _limits(run: Run, record: DataRecord, sets: Sets, measured: Evaluation | None) -> list[str]:
+    _, height, width = record.shape
+    lines = [
+        f"It saw every image at {width} x {height} pixels: what is smaller than that is lost.",
+        "Images unlike those it learned from still get an answer. Python's score_samples says how usual an image is.",
+        "Nothing was done to find out whether it treats groups of people or of things unequally: look at the table of "
+        "classes, and measure on images of your own use (semisight evaluate).",
+    ]
+    if run.classifier is not None:
+        lines.append(run.classifier.believable())
+        labels = sets.train.labels
+        if labels is not None:
+            counts = torch.bincount(labels[labels >= 0], minlength=len(run.classifier.class_names)).tolist()
+            few = [f"{name} ({n})" for name, n in zip(run.classifier.class_names, counts, strict=True) if n < FEW]
+            if few:
+                lines.append(f"Learned from fewer than {FEW} labels: {_some(few)}.")
+        if measured is None:
+            lines.append("Every label was learned from, so that its error is not known.")
+        elif sets.hidden is None:
+            lines.append("The labels that it was measured on also chose its weights and its calibration.")
+    if run.captioner is not None:
+        lines.append("Captions are likely sentences, not facts: they may name what is not in the image.")
+    return lines
+
+
+def _use(run: Run) -> list[str]:
+    name = run.folder.path.name
+    lines = [f"semisight report {name}"]
+    if run.classifier is not None:
+        lines.append(f"semisight predict {name} IMAGES --format csv")
+    if run.captioner is not None:
+        lines.append(f"semisight caption {name} IMAGES")
+    return [*lines, f'python -c "from semisight import SemiSight; model = SemiSight.load({name!r})"']
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = ["| | |", "|---|---|", *(f"| {_cell(name)} | {_cell(value)} |" for name, value in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

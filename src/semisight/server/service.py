@@ -1,0 +1,266 @@
+"""A run being served: the model that answers, the images it learned from, the table of labels, and the next training.
+
+The model answers from the first moment. Its images are read and encoded in the background: until then nearest images
+and suggestions are missing, and `Reading` says how far it is. After a training the new run takes over in the same way.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from semisight.errors import UserError
+from semisight.inference.acquisition import choose_next
+from semisight.runs.run import Run, Which, load_run
+from semisight.server.answering import Answer, Answerer, Question
+from semisight.server.batching import Batcher
+from semisight.server.image_index import Encoded, Library, encode_library, read_library
+from semisight.server.limits import Limits
+from semisight.server.neighbours import Neighbours
+from semisight.server.retraining import Retraining, train_command, write_captions
+from semisight.server.table import Entry, Table
+
+_AHEAD = 50  # suggestions worked out at a time
+_FRESH = 2.0  # seconds
+
+
+class NotReady(Exception):
+    """The images are still being read."""
+
+
+class Unknown(Exception):
+    """There is no such image, or nothing to undo."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far the images of the run are read and encoded."""
+
+    state: Literal["reading", "encoding", "ready", "failed"] = "reading"
+    done: int = 0
+    total: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An image to label, what the table says of it already, and the run's guesses, the most probable first."""
+
+    file: str
+    entry: Entry
+    guesses: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `semisight serve` was given."""
+
+    images: str | None = None
+    labels: Path | None = None
+    checkpoint: Which = "auto"
+    device: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+
+
+class Service:
+    """Everything behind the web server; its methods may be called from any thread."""
+
+    def __init__(self, run: Run, options: Options) -> None:
+        self.options, self.limits = options, options.limits
+        self.answerer = Answerer(run)
+        self.batcher: Batcher[Question, Answer] = Batcher(
+            self._answer, batch=self.limits.batch, waiting=self.limits.waiting
+        )
+        self.training = Retraining(self._take_over)
+        self.reading = Reading()
+        self._table_path = options.labels or table_of(run)
+        self._library: Library | None = None
+        self._table: Table | None = None
+        self._encoded: Encoded | None = None
+        self._lock = threading.Lock()
+        self._queue: list[str] = []
+        self._seen: set[str] = set()  # skipped in this session
+        self._history: list[tuple[str, Entry]] = []
+        self._known: dict[str, Entry] = {}
+        self._known_until = 0.0
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, name="semisight-images", daemon=True)
+
+    @property
+    def run(self) -> Run:
+        return self.answerer.run
+
+    def start(self) -> None:
+        self._reader.start()
+
+    def close(self) -> None:
+        self._closed = True
+        self.training.close()
+        self.batcher.close()
+
+    def _answer(self, questions: Sequence[Question]) -> list[Answer]:
+        return self.answerer(questions)
+
+    # --- images of the run
+
+    @property
+    def library(self) -> Library:
+        if self._library is None:
+            raise NotReady
+        return self._library
+
+    @property
+    def table(self) -> Table:
+        if self._table is None:
+            raise NotReady
+        return self._table
+
+    def _read(self) -> None:
+        try:
+            library = read_library(self.run, self.options.images, self._progress)
+            # A new table begins with what the run knows, so that the next training knows it too.
+            table = Table(self._table_path, library.known)
+            self._library, self._table = library, table
+            self._encode(self.answerer)
+        except Exception as error:  # the model answers all the same; the pages say what is missing
+            if not self._closed:
+                hint = "" if self.options.images else " Give --images if they have moved."
+                self.reading = Reading("failed", message=f"the images cannot be shown: {error}{hint}")
+
+    def _progress(self, done: int, total: int) -> None:
+        if self._closed:
+            raise NotReady  # ends the thread
+        self.reading = replace(self.reading, done=done, total=total)
+
+    def _encode(self, answerer: Answerer) -> None:
+        self.reading = Reading("encoding", 0, len(self.library))
+        encoded = encode_library(answerer.run, self.library, self._progress)
+        mask = encoded.learned if bool(encoded.learned.any()) else ~encoded.learned
+        names = [name for name, mine in zip(encoded.names, mask.tolist(), strict=True) if mine]
+        answerer.neighbours = Neighbours(encoded.seen.codes[mask], names)
+        with self._lock:
+            self._encoded, self._queue = encoded, []
+        self.reading = Reading("ready", len(encoded.names), len(encoded.names))
+
+    # --- labels
+
+    def entries(self) -> dict[str, Entry]:
+        """What the table says, by the names of the images."""
+        found = ((self.library.named(file), entry) for file, entry in self.table.entries().items())
+        return {name: entry for name, entry in found if name is not None}
+
+    def known_labels(self) -> dict[str, Entry]:
+        """As `entries`, looked up again at most every few seconds: for many quick answers."""
+        now = time.monotonic()
+        if now > self._known_until:
+            self._known, self._known_until = (self.entries() if self._table else {}), now + _FRESH
+        return self._known
+
+    def classes(self) -> list[str]:
+        """Those of the run, then those that only the table knows."""
+        classifier = self.run.classifier
+        known = dict.fromkeys(() if classifier is None else classifier.class_names)
+        if self._table is not None:
+            known |= dict.fromkeys(sorted({e.label for e in self._table.entries().values() if e.label} - known.keys()))
+        return list(known)
+
+    def suggestions(self, n: int) -> list[Suggestion]:
+        """The next images to label. They stay the next ones until they are labelled or skipped."""
+        with self._lock:
+            encoded = self._encoded
+            if encoded is None:
+                raise NotReady
+            entries = self.entries()
+            done = self._seen | {name for name, entry in entries.items() if entry.label}
+            self._queue = [name for name in self._queue if name not in done]
+            if len(self._queue) < n:
+                open_ = torch.tensor([name not in done for name in encoded.names])
+                waiting = set(self._queue)
+                chosen = choose_next(encoded.seen.codes, encoded.seen.doubt, open_, max(n, _AHEAD))
+                self._queue += [name for name in (encoded.names[i] for i in chosen) if name not in waiting]
+            wanted = self._queue[:n]
+        place = {name: i for i, name in enumerate(encoded.names)}
+        return [Suggestion(name, entries.get(name, Entry()), self._guesses(encoded, place[name])) for name in wanted]
+
+    def _guesses(self, encoded: Encoded, place: int) -> tuple[tuple[str, float], ...]:
+        classifier = self.run.classifier
+        if classifier is None:
+            return ()
+        row = encoded.seen.probabilities[place]
+        best = row.topk(min(3, len(row)))
+        names = classifier.class_names
+        return tuple((names[c], round(p, 4)) for p, c in zip(best.values.tolist(), best.indices.tolist(), strict=True))
+
+    def put(self, name: str, label: str | None, caption: str | None) -> Entry:
+        """Returns once the table is on disk."""
+        file = self._file_in_table(name)
+        before = self.table.put(file, label, caption)
+        with self._lock:
+            self._history.append((file, before))
+            self._seen.add(name)
+        return Entry(before.label if label is None else label, before.caption if caption is None else caption)
+
+    def skip(self, name: str) -> None:
+        self._file_in_table(name)
+        with self._lock:
+            self._seen.add(name)
+
+    def undo(self, name: str) -> Entry:
+        """Takes back the last change of an image in this session; it comes next again."""
+        file = self._file_in_table(name)
+        with self._lock:
+            places = [i for i, (changed, _) in enumerate(self._history) if changed == file]
+            if not places and name not in self._seen:
+                raise Unknown
+            before = self._history.pop(places[-1])[1] if places else None
+            self._seen.discard(name)
+            self._queue.insert(0, name)
+        if before is not None:
+            self.table.restore(file, before)
+        return self.entries().get(name, Entry())
+
+    def _file_in_table(self, name: str) -> str:
+        """As the table calls the image already, if it does."""
+        if name not in self.library:
+            raise Unknown
+        return next((file for file in self.table.entries() if self.library.named(file) == name), name)
+
+    # --- training
+
+    def retrain(self, minutes: float | None) -> None:
+        run, library, table = self.run, self.library, self.table
+        entries = self.entries()
+        classes = {entry.label for entry in entries.values() if entry.label}
+        said = bool(library.captions) or any(entry.caption for entry in entries.values())
+        has_captions = run.captioner is not None and said  # images of another folder may have none
+        if len(classes) < 2 and not has_captions:
+            or_captions = "" if run.captioner is None else ", or write captions"
+            raise UserError(f"there is nothing to learn yet: label images of at least two classes{or_captions}.")
+        labels = table.path if len(classes) > 1 else None
+
+        def command(out: Path) -> list[str]:
+            captions = write_captions(out, library.captions, entries) if has_captions else None
+            return train_command(run, library.source, labels, captions, out, minutes)
+
+        self.training.start(command, run.folder.path.absolute())
+
+    def _take_over(self, folder: Path) -> None:
+        """The new run answers from now on; its images are the same, their codes are not."""
+        run = load_run(folder, self.options.checkpoint, self.options.device)
+        answerer = Answerer(run)
+        self.answerer = answerer
+        with self._lock:
+            self._encoded = None
+        self._encode(answerer)
+
+
+def table_of(run: Run) -> Path:
+    """The table that the run learned from, or one in its folder."""
+    labels = run.data().settings.labels
+    if labels is not None and Path(labels).suffix.lower() != ".npy":
+        return Path(labels)
+    return run.folder.path / "labels.csv"

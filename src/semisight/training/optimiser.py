@@ -1,0 +1,77 @@
+"""Section 5: Adam, its rate by parameter and step, and gradients clipped by their common norm."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from semisight.errors import UserError
+from semisight.training.config import TrainConfig
+
+_BETWEEN = "/"  # `exp_avg/decoder.dictionary`: parameter names hold dots, never slashes
+
+
+def build_optimiser(
+    parameters: Mapping[str, nn.Parameter], multipliers: Mapping[str, float], config: TrainConfig
+) -> torch.optim.Optimizer:
+    """Adam over groups that share a rate multiplier and a weight decay; each group keeps its own `multiplier`.
+
+    A multiplier is for the few parameters on another scale: at 2e-4 a step, log alpha0 would need epochs to get
+    from its start to where it belongs.
+    """
+    for name in multipliers:
+        if name not in parameters:
+            raise UserError(f"a learning-rate multiplier names {name!r}, which is no parameter of the model.")
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        decay = config.weight_decay if parameter.ndim >= 2 else 0.0  # biases and scalars are not pulled to 0
+        groups.setdefault((multipliers.get(name, 1.0), decay), []).append(parameter)
+    kind = torch.optim.AdamW if config.weight_decay > 0 else torch.optim.Adam
+    return kind(
+        [{"params": group, "weight_decay": decay, "multiplier": by} for (by, decay), group in groups.items()],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=True,  # one kernel per step: three times faster than the loop over parameters, on CPUs too
+    )
+
+
+def rate_at(step: int, config: TrainConfig, total_steps: int | None) -> float:
+    """The learning rate of a step: a straight rise over the warm-up, then constant or half a cosine down."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant" or total_steps is None:
+        return config.learning_rate
+    way = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    return config.learning_rate * (config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * way)) / 2)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["multiplier"]
+
+
+def clip(parameters: list[nn.Parameter], norm: Tensor, clip_norm: float | None) -> None:
+    """Scales all gradients so that their common norm, which is `norm`, is at most `clip_norm`."""
+    if clip_norm is not None and float(norm) > clip_norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Adam's averages and step counts by parameter name, for a checkpoint."""
+    return {
+        f"{what}{_BETWEEN}{name}": value
+        for name, parameter in parameters.items()
+        for what, value in optimiser.state.get(parameter, {}).items()
+    }
+
+
+def load_optimiser(
+    optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
+    """The inverse of `optimiser_tensors`; a parameter that had no step yet has no state."""
+    optimiser.state.clear()
+    for key, value in tensors.items():
+        what, _, name = key.partition(_BETWEEN)
+        parameter = parameters[name]
+        optimiser.state[parameter][what] = value.to(parameter.device).clone()

@@ -1,0 +1,94 @@
+"""The page of a run with captions: what it says about them is what was measured."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from semisight.report.build import write_report
+from semisight.report.captions import _tile, best_and_worst
+from semisight.report.captions_seen import SEARCH, CaptionsSeen, caption_words, see_captions
+from semisight.runs.caption_scores import evaluate_captions
+from semisight.runs.captioner import Caption
+from semisight.runs.run import Run, load_run
+from semisight.runs.sets import Sets
+from semisight.runs.train import reload_sets
+from tests.cli.commands import ok
+from tests.cli.test_report import Page
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captions of 60 of 120 scenes; the others' are hidden and measured on."""
+    run = tmp_path_factory.mktemp("trial") / "run"
+    ok("train", "builtin:scenes?n=120&size=12", "--captions", "builtin", "--captioned-images", "60", "--no-labels",
+       "--valid-fraction", "0.3", "--epochs", "4", "--batch-size", "16", "--hidden-size", "16", "--learning-rate",
+       "0.005", "--threads", "1", "--out", run)  # fmt: skip
+    return run
+
+
+@pytest.fixture(scope="module")
+def loaded(trial: Path) -> tuple[Run, Sets]:
+    run = load_run(trial)
+    return run, reload_sets(run)
+
+
+@pytest.fixture(scope="module")
+def seen(loaded: tuple[Run, Sets]) -> CaptionsSeen:
+    return see_captions(*loaded)
+
+
+def test_the_page_shows_images_with_their_captions(trial: Path, seen: CaptionsSeen) -> None:
+    text = (trial / "report.html").read_text()
+    shown = Page(text)
+    assert len(shown.identities) == len(set(shown.identities))
+    assert {"captions", "caption-examples"} <= set(shown.identities)
+    assert all(address.startswith(("data:", "#")) for address in shown.addresses)
+    assert "with 60 captions" in text
+    assert "those of all but 60 images hidden" in text
+    assert 'aria-label="Captions"' in text
+    assert not re.search(r"\bnan\b|\binf\b", re.sub(r'src="[^"]*"', "", text))
+    best, worst = best_and_worst(seen)
+    examples = text[text.index('id="caption-examples"') :]
+    for i in (*best, *worst):
+        assert f"own: {seen.shown.captions[i][0] if seen.shown.captions else ''}" in examples
+
+
+def test_what_it_says_was_measured(seen: CaptionsSeen, loaded: tuple[Run, Sets]) -> None:
+    run, sets = loaded
+    assert seen.evaluation is not None and seen.hidden and sets.measured_captions is not None
+    again = evaluate_captions(run.captions(), sets.measured_captions, SEARCH, with_meteor=False)
+    assert again.values() == seen.evaluation.values()
+    words = " ".join(caption_words(seen))
+    assert "From 60 captions of 60 images and" in words
+    assert f"BLEU-4 {again.values()['BLEU-4']:.2f}" in words
+    assert f"{again.share_rightly or 0:.0%} of its captions name every shape" in words
+
+
+def test_the_order_is_that_of_the_scores(seen: CaptionsSeen) -> None:
+    assert seen.evaluation is not None
+    scores = seen.evaluation.scores.cider.each
+    best, worst = best_and_worst(seen)
+    assert set(best).isdisjoint(worst)
+    assert scores[best[0]] == max(scores) and scores[worst[0]] == min(scores)
+    assert [scores[i] for i in best] == sorted((scores[i] for i in best), reverse=True)
+    assert [scores[i] for i in worst] == sorted(scores[i] for i in worst)
+
+
+def test_a_run_without_held_out_captions_says_so(loaded: tuple[Run, Sets], tmp_path: Path) -> None:
+    run, sets = loaded
+    assert sets.valid is not None
+    nothing = dataclasses.replace(sets.valid, captions=((),) * len(sets.valid))
+    found = write_report(run, dataclasses.replace(sets, valid=nothing, hidden_captions=None), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert found.captions is not None and found.captions.evaluation is None
+    assert "none were held out" in text
+    assert "Images with their captions" in text and "best and worst" not in text
+
+
+def test_captions_are_escaped(seen: CaptionsSeen) -> None:
+    tile = _tile(seen.shown, 0, Caption(("<b>",), "<script>", -1.0), "more")
+    Page(tile)
+    assert "<script>" not in tile
+    assert "(no word)" in _tile(seen.shown, 0, Caption((), "", -1.0))

@@ -1,0 +1,142 @@
+"""`semisight inspect`: what it counts, what it finds wrong, and that it looks only."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from semisight.data import survey
+from tests.cli.commands import ok, refused
+from tests.cli.photos import write_photos
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("inspect") / "photos"
+    return folder, write_photos(folder, n=60)
+
+
+def inspected(*arguments: str | Path) -> dict[str, Any]:
+    found = json.loads(ok("inspect", *arguments, "--size", "16", "--format", "json"))
+    assert isinstance(found, dict)
+    return found
+
+
+def kinds(found: dict[str, Any]) -> set[str]:
+    return {mistake["kind"] for mistake in found["mistakes"]}
+
+
+def test_a_folder_with_labels_and_broken_files(photos: tuple[Path, Path]) -> None:
+    folder, table = photos
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.parent.rglob("*"))
+    found = inspected(folder, "--labels", table)
+    assert found["images"] == 60 and found["decoded"] == 60
+    assert sum(found["sizes"].values()) == 60 and found["modes"] == {"RGB": 60} and found["formats"] == {"JPEG": 60}
+    assert found["classes"] == {"ball": 2, "dark": 2, "stripes": 2} and found["labelled"] == 6
+    reasons = {entry["file"]: entry["reason"] for entry in found["unreadable"]}
+    assert set(reasons) == {"holiday/broken-empty.jpg", "home/broken-half.jpg", "home/broken-noise.jpg", "notes.txt"}
+    assert reasons["home/broken-half.jpg"].startswith("truncated or corrupt")
+    assert found["duplicates"] == []
+    assert found["shape"][0] == 3 and found["architecture"]["image_shape"] == found["shape"]
+    assert found["expected"]["steps"] >= 4000 and found["expected"]["minutes"] > 0
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.parent.rglob("*")) == before
+
+
+def test_train_reads_what_inspect_announces(photos: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, table = photos
+    size = ("--size", "16")
+    found = inspected(folder, "--labels", table)
+    said = ok("train", folder, "--labels", table, *size, "--out", tmp_path / "run", "--minutes", "0.01", "--no-report")
+    _, height, width = found["shape"]
+    assert f"{found['images']} colour images of {width} x {height} pixels" in said
+    assert "4 files skipped" in said
+    layers = [layer["maps"] for layer in found["architecture"]["layers"]]
+    assert f"{len(layers)} layers: {layers[0]} maps" in said
+
+
+def test_likely_mistakes_are_found(tmp_path: Path, photos: tuple[Path, Path]) -> None:
+    folder = tmp_path / "photos"
+    shutil.copytree(photos[0], folder)
+    shutil.copy(folder / "home/0000.jpg", folder / "home/again.jpg")
+    Image.new("RGB", (40, 40), (200, 30, 30)).save(folder / "red.png")
+    noise = np.random.default_rng(0).integers(0, 256, (20, 100, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "panorama.png")
+    table = tmp_path / "labels.csv"
+    rows = ["home/0000.jpg,ball", "home/again.jpg,dark", "home/0002.jpg,Ball", "home/0004.jpg,dark", "gone.jpg,dark"]
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    found = inspected(folder, "--labels", table)
+    assert found["duplicates"] == [["home/0000.jpg", "home/again.jpg"]]
+    of_kind = {mistake["kind"]: mistake for mistake in found["mistakes"]}
+    assert of_kind["two labels"]["files"] == ["home/0000.jpg", "home/again.jpg"]
+    assert of_kind["constant"]["files"] == ["red.png"]
+    assert of_kind["long"]["files"] == ["panorama.png"]
+    assert "'Ball', 'ball'" in of_kind["alike classes"]["message"]
+    assert "dark" not in of_kind["alike classes"]["message"]
+    assert "gone.jpg" in " ".join(m["message"] for m in found["mistakes"] if m["kind"] == "labels")
+    assert "tiny class" in of_kind
+    text = ok("inspect", folder, "--labels", table, "--size", "16")
+    assert "likely mistakes" in text and "red.png" in text and "1 image repeat" in text
+
+
+def test_a_table_that_train_would_refuse_is_a_finding(photos: tuple[Path, Path], tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label\nhome/0000.jpg,a\nhome/0000.jpg,b\n")
+    found = inspected(photos[0], "--labels", table)
+    assert found["classes"] is None
+    assert any("more than one label" in mistake["message"] for mistake in found["mistakes"])
+
+
+def test_folders_that_look_like_classes(photos: tuple[Path, Path]) -> None:
+    found = inspected(photos[0])
+    assert "folders" in kinds(found)
+    found = inspected(photos[0], "--class-per-folder")
+    assert found["classes"] == {"holiday": 30, "home": 30} and "folders" not in kinds(found)
+
+
+def test_captions_are_counted(photos: tuple[Path, Path], tmp_path: Path) -> None:
+    table = tmp_path / "captions.csv"
+    table.write_text("file,caption\nhome/0000.jpg,a ball\nhome/0000.jpg,a light ball\nhome/gone.jpg,nothing\n")
+    found = inspected(photos[0], "--captions", table)
+    assert found["captions"] == {"images": 1, "captions": 2}
+    assert "captions" in kinds(found)
+
+
+def test_sets_that_are_not_folders(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (12, 9, 7), dtype=np.uint8)
+    images[3] = images[8]
+    images[5] = 17
+    np.savez(tmp_path / "set.npz", images=images, labels=np.arange(12) % 2)
+    found = inspected(tmp_path / "set.npz")
+    assert found["sizes"] == {"16 x 16": 12} and found["classes"] == {"0": 6, "1": 6}
+    assert len(found["duplicates"]) == 1 and {"constant", "two labels"} <= kinds(found)
+    assert inspected("builtin:scenes?n=20&size=16")["captions"] == {"images": 20, "captions": 20}
+
+
+def test_several_processes_see_what_one_sees(photos: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = survey.survey_folder(photos[0])
+    monkeypatch.setattr(survey, "_FEW", 0)
+    progress: list[tuple[int, int]] = []
+    several = survey.survey_folder(photos[0], workers=2, progress=lambda done, n: progress.append((done, n)))
+    assert several == one
+    assert progress[-1] == (64, 64)
+
+
+def test_large_images_are_decoded_by_chance(photos: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semisight.data.survey_worker.SMALL", 0)
+    monkeypatch.setattr(survey, "LARGE_DECODED", 10)
+    found = survey.survey_folder(photos[0])
+    assert 0 < found.n_decoded <= 10 < len(found.seen)
+    assert f"{found.n_decoded} were decoded" in ok("inspect", photos[0], "--size", "16")
+
+
+def test_what_cannot_be_inspected_is_refused(tmp_path: Path) -> None:
+    assert "there is nothing at" in refused("inspect", tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in refused("inspect", tmp_path / "empty")
+    (tmp_path / "out.json").write_text("mine")
+    refused("inspect", "builtin:digits", "--out", tmp_path / "out.json")
+    assert (tmp_path / "out.json").read_text() == "mine"

@@ -1,0 +1,92 @@
+"""`semisight reproduce` at smoke size: rows are added once, mistakes are told."""
+
+from pathlib import Path
+
+import pytest
+
+from semisight.errors import UserError
+from semisight.experiments import results
+from semisight.experiments.reproduce import EXPERIMENTS, Request, numbers, summary_text
+from tests.cli.commands import ok, refused
+
+
+def test_a_row_is_measured_once(tmp_path: Path) -> None:
+    command = ["reproduce", "table2", "--smoke", "--rows", "tsvm", "--n", "5,8", "--out", tmp_path / "table2.csv"]
+    out = ok(*command)
+    assert "table2 tsvm N=5 error seed 0" in out
+    assert f"2 rows added to {tmp_path / 'table2.csv'}" in out
+    assert [(row.row, row.N, row.seed) for row in results.read(tmp_path / "table2.csv")] == [
+        ("tsvm", "5", 0),
+        ("tsvm", "8", 0),
+    ]
+    assert "Nothing to do" in ok(*command)
+    again = ok(*command[:5], "--n", "5", "--splits", "0,1", "--out", tmp_path / "table2.csv")
+    assert "1 row added" in again and "+-" in again  # two splits have a spread
+
+
+def test_means_and_spreads_over_splits() -> None:
+    def row(seed: int, value: float, n: str = "10") -> results.Row:
+        return results.Row("table2", "pull", n, "error", seed, value, "1.49", 1.0, "abc", "a machine")
+
+    ten, sixty = results.summaries([row(0, 1.0), row(0, 5.0, "60"), row(2, 3.0)])
+    assert (ten.seeds, ten.mean, sixty.mean, sixty.spread) == ((0, 2), 2.0, 5.0, None)
+    assert ten.spread == pytest.approx(2**0.5)
+    lines = summary_text([ten, sixty]).splitlines()
+    assert "2 +- 1.4" in lines[1] and "0,2" in lines[1] and "1.49" in lines[1]
+    assert "+-" not in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (["tabel2", "--smoke"], "did you mean 'table2'"),
+        (["table2", "--smoke", "--rows", "svm"], "no row 'svm' in Table 2"),
+        (["table2", "--smoke", "--n", "ten"], "--n takes whole numbers"),
+        (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
+        (["table2"], "--data FOLDER"),
+        (["table2", "--compare", "pull,local"], "no results to compare at results/table2.csv"),
+        (["table2", "--data", "nowhere"], "there is nothing at nowhere"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str], fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fragment in refused("reproduce", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_rows_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    out = tmp_path / "table1.csv"
+    values = {"vae": (1.0, 1.2, 1.1, 9.0), "vae-d": (1.2, 1.3, 1.4)}  # seed 3 has no counterpart
+    results.add(
+        out,
+        [
+            results.Row("table1", row, "50000", metric, seed, value, "", 1.0, "abc", "a machine")
+            for row, of in values.items()
+            for seed, value in enumerate(of)
+            for metric in ("error", "nats")
+        ],
+    )
+    before = out.read_bytes()
+    said = ok("reproduce", "table1", "--compare", "vae,vae-d", "--out", out)
+    assert "1.1 and 1.3: -0.2 +- 0.058, lower at 3 of 3 seeds, p = 0.074" in said and said.count("p = ") == 2
+    assert out.read_bytes() == before
+    assert "+0.2 +- 0.058, lower at 0 of 3 seeds" in ok("reproduce", "table1", "--compare", "vae-d, vae", "--out", out)
+    assert "did you mean 'vae-d'" in refused("reproduce", "table1", "--compare", "vae,vae_d", "--out", out)
+    assert "takes two rows" in refused("reproduce", "table1", "--compare", "vae", "--out", out)
+    assert "did you mean 'table1'" in refused("reproduce", "tabel1", "--compare", "vae,vae-d", "--out", out)
+
+
+def test_the_help_names_every_experiment() -> None:
+    text = " ".join(ok("reproduce", "--help").split())
+    for name in EXPERIMENTS:
+        assert name in text
+
+
+def test_numbers_and_places() -> None:
+    assert numbers("0, 1,2", "--n") == (0, 1, 2)
+    with pytest.raises(UserError, match="--n takes"):
+        numbers("-1", "--n")
+    assert Request(None).file("table2") == Path("results/table2.csv")
+    assert Request(None, smoke=True).source() == "builtin:digits"

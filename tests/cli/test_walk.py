@@ -1,0 +1,64 @@
+"""A walk as a new user would take it: a folder of photos, a table that labels one in ten, broken files among them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semisight.data import load
+from tests.cli.commands import ok, refused
+from tests.cli.photos import CLASSES, write_photos
+
+
+@pytest.mark.slow
+def test_from_a_folder_of_photos_to_answers(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    table = write_photos(photos, n=90)
+    run = tmp_path / "run"
+
+    found = json.loads(ok("inspect", photos, "--labels", table, "--size", "16", "--format", "json"))
+    assert found["images"] == 90 and found["labelled"] == 9
+    broken = {entry["file"] for entry in found["unreadable"]}
+    assert broken == {"holiday/broken-empty.jpg", "home/broken-half.jpg", "home/broken-noise.jpg", "notes.txt"}
+
+    size = ("--size", "16", "--epochs", "40", "--batch-size", "48")
+    said = ok("train", photos, "--labels", table, *size, "--out", run)
+    assert "90 colour images of 16 x 16 pixels" in said and "4 files skipped" in said
+    assert "labels: 9 images of 3 classes" in said and f"Next: semisight predict {run}" in said
+    assert {"report.html", "model_card.md", "config.json", "data.json"} <= {path.name for path in run.iterdir()}
+
+    rows = list(csv.DictReader(io.StringIO(ok("predict", run, photos, "--format", "csv"))))
+    assert len(rows) == 90
+    right = [row["label"] == CLASSES[int(Path(row["file"]).stem) % 3] for row in rows]
+    assert sum(right) / len(right) > 0.6
+
+    text = ok("suggest", run, "-n", "5", "--format", "csv")
+    chosen = [row for row in csv.DictReader(io.StringIO(text)) if row["what"] == "label"]
+    labelled = {line.split(",")[0] for line in table.read_text().splitlines()}
+    assert len(chosen) == 5 and not {row["file"] for row in chosen} & labelled
+
+    # more labels into the same table, and learning goes on from there
+    more = "".join(f"{row['file']},{CLASSES[int(Path(row['file']).stem) % 3]}\n" for row in chosen)
+    table.write_text(table.read_text() + more)
+    said = ok(
+        "train", photos, "--labels", table, *size[:2], "--epochs", "2", "--out", tmp_path / "second", "--no-report"
+    )
+    assert "labels: 14 images" in said
+
+    ok("report", run, "--labels", table, "--out", tmp_path / "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()
+
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    exported = json.loads(ok("export", run, "--out", tmp_path / "photos.onnx", "--format", "json"))
+    assert exported["difference"] <= 1e-4 and exported["outputs"] == ["code", "log_spread", "probabilities"]
+    assert "--overwrite" in refused("export", run, "--out", tmp_path / "photos.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "photos.onnx"), providers=["CPUExecutionProvider"])
+    images = load(photos, size=16, channels=3)
+    probabilities = session.run(["probabilities"], {"images": images.batch(torch.arange(9)).numpy()})[0]
+    about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
+    assert [about["classes"][c] for c in probabilities.argmax(1)] == [row["label"] for row in rows[:9]]
+    assert np.allclose(probabilities.max(1), [float(row["probability"]) for row in rows[:9]], atol=1e-4)

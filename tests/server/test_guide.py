@@ -1,0 +1,56 @@
+"""The guide names commands, options, addresses and limits that exist."""
+
+import inspect
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from semisight.cli.commands_serve import serve
+from semisight.server.limits import Limits
+from semisight.server.pages import PAGES
+from tests.server.conftest import png
+from tests.server.server import served
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_options_exist() -> None:
+    known = set(inspect.signature(serve).parameters)
+    commands = re.findall(r"^    semisight serve (.*)$", GUIDE, re.M)
+    assert commands
+    words = [word for line in [*commands, *re.findall(r"`(--[a-z]+)", GUIDE)] for word in line.split()]
+    assert {word[2:] for word in words if word.startswith("--")} <= known
+
+
+def test_addresses_exist(client: TestClient) -> None:
+    paths = client.get("/api/openapi.json").json()["paths"]
+    called = set(re.findall(r"curl http://127.0.0.1:8765(/[a-z/]+)", GUIDE))
+    assert called and called <= paths.keys()
+    for page in re.findall(r"\((?:`)(/[a-z]*)`\)", GUIDE):
+        assert page in PAGES
+
+
+def test_numbers_are_those_of_the_server() -> None:
+    limits = Limits()
+    assert f"up to {limits.batch} images at a time" in GUIDE
+    assert f"{limits.upload_bytes // 1_000_000} MB" in GUIDE
+    assert f"{limits.pixels // 1_000_000} million pixels" in GUIDE
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_every_call_of_the_api_is_answered(own_digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(png(kind="JPEG"))
+    commands = re.findall(r"^    (curl http://127.0.0.1:8765.*)$", GUIDE, re.M)
+    with served(own_digits, tmp_path / "labels.csv") as server:
+        server.wait_until_read()
+        name = server.get("/api/suggestions?n=1")["images"][0]["file"]
+        for command in commands:
+            words = shlex.split(command.replace(":8765", f":{server.port}").replace("a.jpg", name))
+            done = subprocess.run([*words, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60)
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
+    assert len(commands) == 4 and "cat" in (tmp_path / "labels.csv").read_text()
