@@ -432,7 +432,7 @@ def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     with holding(tmp_path, code) as child:
         child.kill()
         child.wait()
-        with locked(tmp_path, "training"):
+        with locked(tmp_path, "training", wait=1.5):  # the worker lives for three seconds
             pass
 
 

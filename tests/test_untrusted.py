@@ -83,11 +83,11 @@ def test_yaml_that_can(tmp_path: Path) -> None:
     assert parse_yaml("a: [1, {b: 2}]", "x") == {"a": [1, {"b": 2}]}
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(), lambda below: st.lists(below) | st.dictionaries(st.text(), below)
-    )
-)
+JSON = st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v))
+
+
+@settings(max_examples=30, deadline=None)
+@given(JSON)
 def test_any_json_is_values_or_a_message(value: Any) -> None:
     text = json.dumps(value)
     if isinstance(value, dict):
