@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from semisight.data.formats.npz import read_npy
+from semisight.data.label_table import settle
 from semisight.errors import UserError
 
 _SHOWN = 5  # examples named in a message
@@ -60,6 +61,7 @@ def read_labels(path: str | Path, names: Sequence[str], class_names: Sequence[st
 
 
 def _from_csv(path: Path, names: Sequence[str]) -> tuple[dict[int, str], tuple[str, ...]]:
+    settle(path)  # what people have said in the browser may not be in it yet
     text, warnings = _decode(path)
     rows = _rows(path, text)
     place_of, ambiguous = _places(names)

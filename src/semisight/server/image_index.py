@@ -16,6 +16,7 @@ from torch import Tensor
 
 from semisight.data.formats.pictures import Unreadable, read_header, read_pixels
 from semisight.data.image_set import ImageSet, random_order
+from semisight.data.label_table import Entry, name_key
 from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.runs.caption_sets import sets_of
@@ -23,7 +24,6 @@ from semisight.runs.outputs import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run
 from semisight.runs.settings import DataSettings
-from semisight.server.table import Entry, name_key
 
 MOST_ENCODED = 20_000  # images whose codes are kept; of more, so many drawn at random
 _BATCH = 200

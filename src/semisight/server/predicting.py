@@ -16,12 +16,12 @@ from fastapi.responses import Response
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
+from semisight.data.label_table import Entry
 from semisight.runs.pictures import Pixels
 from semisight.server.answering import Answer, Question
 from semisight.server.batching import Full
 from semisight.server.limits import Limits
 from semisight.server.service import Service
-from semisight.server.table import Entry
 from semisight.server.uploads import Decoder, Refused
 
 _RAW = ("application/octet-stream", "image/")

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from semisight.data.label_table import Entry
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.runs.run import Run
-from semisight.server.table import Entry
 from semisight.training.config import read_settings
 from semisight.training.logs import read_log
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from semisight.data.label_table import Entry, Table
 from semisight.errors import UserError
 from semisight.inference.acquisition import choose_next
 from semisight.runs.run import Run, Which, load_run
@@ -22,7 +23,6 @@ from semisight.server.image_index import Encoded, Library, encode_library, read_
 from semisight.server.limits import Limits
 from semisight.server.neighbours import Neighbours
 from semisight.server.retraining import Retraining, train_command, write_captions
-from semisight.server.table import Entry, Table
 
 _AHEAD = 50  # suggestions worked out at a time
 _FRESH = 2.0  # seconds
