@@ -16,7 +16,7 @@ from PIL import Image
 
 from semisight.data import load
 from semisight.runs.run import load_run
-from semisight.server.guard import Access
+from semisight.server.access import Access
 from semisight.server.limits import Limits
 from semisight.server.service import Options, Service
 from semisight.server.web import create_app

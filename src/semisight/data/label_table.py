@@ -44,7 +44,7 @@ from semisight.untrusted import MOST_TABLE, read_bytes
 _COLUMNS = ("file", "label", "caption")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WAIT = 10.0  # seconds for the lock of another process
-_QUIET = 2.0  # seconds since a table was last changed, before it is replaced
+QUIET = 2.0  # seconds since a table was last changed, before it is replaced
 _BLOCK = 1 << 16
 _MOST_LINE = 100_000
 
@@ -148,7 +148,10 @@ class Table:
                 if not self.path.exists():
                     rows = [list(_COLUMNS), *([file, e.label, e.caption] for file, e in (entries or {}).items())]
                     write_atomic(self.path, _as_text(rows, _Content(b"")).encode())
-                self._load(self.path)
+                    self._load(self.path)
+                    self._seen = -1e9  # by ourselves, so it is whole
+                else:
+                    self._load(self.path)
                 self._offset = _open_lines(self._handle)
                 self._tail()
         except ReadOnly as error:
@@ -232,7 +235,7 @@ class Table:
                 self._tail()
             self._look()
 
-    def merge(self, quiet: float = _QUIET, wait: float = _WAIT) -> bool:
+    def merge(self, quiet: float = QUIET, wait: float = _WAIT) -> bool:
         """Brings the table up to the journal, unless it was changed in the last `quiet` seconds; whether it is now."""
         if self.read_only:
             return False
