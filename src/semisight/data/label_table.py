@@ -144,6 +144,8 @@ class Table:
         self._since = self._last = 0.0  # the first and the newest change that is not merged; 0: all are
         self._took = 0.0
         try:
+            if self.path.exists():
+                _read(self.path)  # nothing is made beside a file that is no table
             with self._locked(_WAIT):
                 if not self.path.exists():
                     rows = [list(_COLUMNS), *([file, e.label, e.caption] for file, e in (entries or {}).items())]

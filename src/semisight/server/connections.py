@@ -66,7 +66,7 @@ class Watched(HttpToolsProtocol):
         self.address = self.client[0] if self.client else ""
         self._timer: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
-        self._in_head, self._head = True, 0
+        self._in_head, self._head, self._ended = True, 0, False
         self._until(self.crowd.limits.head_seconds)
         self.crowd.arrive(self)
 
@@ -79,8 +79,9 @@ class Watched(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._timer is None:  # the first bytes after a pause between requests
             self._until(self.crowd.limits.head_seconds)
+        self._ended = False
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        if self._in_head and not self._ended and not self.transport.is_closing():
             self._head += len(data)
             if self._head > self.crowd.limits.head_bytes:
                 self._refuse(b"431 Request Header Fields Too Large", b"the header is too large")
@@ -92,7 +93,7 @@ class Watched(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head = True
+        self._in_head = self._ended = True
         self._until(None)
         super().on_message_complete()
 
