@@ -1,19 +1,22 @@
 """A run folder from a stranger, a folder that cannot be written, a lock that another program holds."""
 
 import fcntl
+import io
 import json
+import tarfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from semisight.data import label_table
 from semisight.errors import UserError
 from semisight.runs.run import load_run
 from semisight.server.service import Options, Service
 from tests.cli.commands import refused
-from tests.server.conftest import client_of, wait_until_read
+from tests.server.conftest import client_of, png, wait_until_read
 
 
 def recorded(run: Path, **settings: str) -> None:
@@ -98,6 +101,27 @@ def test_a_lock_of_another_program_stops_neither_pages_nor_the_end(
             started = time.monotonic()
         assert client.post("/api/labels", json={"file": name, "label": "x"}).status_code == 200
     assert time.monotonic() - started < 15
+
+
+def test_no_name_in_an_archive_leads_to_a_file_on_disk(own_digits: Path, tmp_path: Path) -> None:
+    secret, archive = tmp_path / "secret.png", tmp_path / "shards" / "set.tar"
+    secret.write_bytes(png(5, size=64))
+    archive.parent.mkdir()
+    names = [f"{i}.png" for i in range(12)] + [str(secret), "../secret.png"]
+    with tarfile.open(archive, "w") as tar:
+        for number, name in enumerate(names):
+            member = tarfile.TarInfo(name)
+            content = png(number, size=8)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    for source in (archive, archive.parent):
+        with client_of(own_digits, labels=tmp_path / "labels.csv", images=str(source)) as client:
+            wait_until_read(client)
+            found = [one["file"] for one in client.get("/api/suggestions?n=50").json()["images"]]
+            assert len(found) == len(names) and str(secret) in found
+            for name in found:
+                shown = client.get("/api/images", params={"file": name})
+                assert Image.open(io.BytesIO(shown.content)).size == (8, 8), "what lies on disk has 64 pixels"
 
 
 def test_an_origin_that_is_no_address_is_another_page(own_digits: Path, tmp_path: Path) -> None:

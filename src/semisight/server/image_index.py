@@ -8,7 +8,7 @@ import dataclasses
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from PIL import Image
@@ -76,8 +76,11 @@ class Library:
         return encoded(pixels, "JPEG")
 
     def _original(self, name: str) -> Image.Image | None:
+        inside = PurePosixPath(name)
+        if self.source.startswith("builtin:") or inside.is_absolute() or ".." in inside.parts:
+            return None  # an archive may call its images anything: no name leads out of the source
         file = Path(self.source) / name
-        if self.source.startswith("builtin:") or not file.is_file():
+        if not file.is_file():
             return None
         try:
             header = read_header(file)
