@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from semisight.inference.novelty import draw_again, noise_for_all
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import batch_last
 from semisight.sampling.decoder_matrix import paint_code
 
 ROUNDS = 10

@@ -33,7 +33,7 @@ class Decoded:
     curvature: Tensor
 
 
-class ImageDecoder(nn.Module):
+class Decoder(nn.Module):
     """p(X | s, z) with one learned precision alpha0."""
 
     def __init__(self, architecture: Architecture, generator: torch.Generator, operators: Operators = FAST) -> None:
@@ -65,6 +65,13 @@ class ImageDecoder(nn.Module):
             else:
                 maps = unpool_fixed(maps, dictionary, layer)
         return Decoded(maps + self.image_bias, tuple(reversed(values)), curvature)
+
+    @torch.no_grad()
+    def start_from(self, mean: Tensor, variance: Tensor) -> None:
+        """Told the training images' mean [C, H, W, 1] and variance: the first picture has the right size of variation."""
+        self.image_bias.copy_(mean)
+        self.log_alpha0.copy_(-variance.log())
+        self.dictionaries[0].mul_(0.5 * variance.sqrt())
 
     def log_prob(self, x: Tensor, mean: Tensor) -> Tensor:
         """(4): log N(X; mean, 1/alpha0), summed over pixels, [B]."""

@@ -127,9 +127,9 @@ def share_of_batch(has: Tensor, plan: LabelledAndUnlabelled) -> float:
     return float(total / (n_known + n_others))
 
 
-def build_caption_head(settings: CaptionSettings, n_codes_dim: int, vocab_size: int, seed: int) -> CaptionHead:
+def build_caption_head(settings: CaptionSettings, code_size: int, vocab_size: int, seed: int) -> CaptionHead:
     return CaptionHead(
-        n_codes_dim,
+        code_size,
         vocab_size,
         hidden_size=settings.hidden_size,
         embedding_size=settings.embedding_size,

@@ -22,7 +22,7 @@ from semisight.data.vocabulary import UNKNOWN
 from semisight.errors import UserError
 from semisight.files import atomic_path
 from semisight.model.architecture import Layer
-from semisight.model.encoders.paper import ImageEncoder, PoolingMLP, after_pooling, below_code
+from semisight.model.encoders.paper import PaperEncoder, PoolingMLP, after_pooling, below_code
 from semisight.model.heads.captions import END, PADDING, CaptionHead
 from semisight.runs.run import Run
 
@@ -46,9 +46,9 @@ class Exported:
 
 
 class PlainEncoder(nn.Module):
-    """`ImageEncoder.means` and the spread beside it, batch first."""
+    """`PaperEncoder.means` and the spread beside it, batch first."""
 
-    def __init__(self, encoder: ImageEncoder) -> None:
+    def __init__(self, encoder: PaperEncoder) -> None:
         super().__init__()
         self.encoder = encoder
 

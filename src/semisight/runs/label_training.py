@@ -86,11 +86,11 @@ def _check(name: str, value: Any, kind: type) -> None:
         raise UserError(f"{name} must be a {'whole ' if kind is int else ''}number of at least 0, not {value!r}.")
 
 
-def build_head(settings: LabelSettings, n_codes_dim: int, n_classes: int, seed: int) -> nn.Module:
+def build_head(settings: LabelSettings, code_size: int, n_classes: int, seed: int) -> nn.Module:
     generator = reseed(torch.Generator(), seed, _HEAD, 0)
     if settings.head == "softmax":
-        return Softmax(n_codes_dim, n_classes, generator=generator)
-    return BayesianSVM(n_codes_dim, n_classes, settings.gamma, generator=generator)
+        return Softmax(code_size, n_classes, generator=generator)
+    return BayesianSVM(code_size, n_classes, settings.gamma, generator=generator)
 
 
 def build_label_objective(

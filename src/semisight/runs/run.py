@@ -311,5 +311,5 @@ def former_settings(folder: RunFolder) -> dict[str, Any]:
 
 def build_objective(about: Mapping[str, Any], seed: int) -> ImageObjective:
     """The untrained model that `ModelSettings.about` describes; the same seed gives the same start."""
-    model = ImageModel(Architecture.from_dict(about["architecture"]), about["pooling"], seed=seed)
+    model = ImageModel.of(Architecture.from_dict(about["architecture"]), about["pooling"], seed=seed)
     return ImageObjective(model, about["gradient"], about["alpha0"], seed=seed)

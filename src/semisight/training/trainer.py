@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,18 +22,18 @@ from torch import nn
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
 from semisight.files import write_atomic
-from semisight.objectives.step import Images, Objective, Plan, UsesAverages
+from semisight.objectives.step import Images, Objective, Plan
 from semisight.training.allocator import keep_memory
 from semisight.training.checkpoint import read_checkpoint, read_meta, write_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_precision, launch, use_threads
-from semisight.training.ema import AveragedWeights
+from semisight.training.ema import EMA
 from semisight.training.folder import RunFolder, describe, differences, prepare
 from semisight.training.interrupts import Interrupted, SignalFlag, caught_signals
 from semisight.training.logs import RunLog
 from semisight.training.optimiser import build_optimiser
 from semisight.training.progress import ProgressBar
-from semisight.training.state import LiveState, TrainerState
+from semisight.training.state import LiveState, TrainerState, in_place
 from semisight.training.step import Stepper
 from semisight.training.validation import ValidationStopped, validate
 
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Fitted:
-    """How a run ended; the weights to use lie in `checkpoint` (load_weights)."""
+    """How a run ended; the weights to use lie in `checkpoint` (load_parts)."""
 
     reason: str
     step: int
@@ -131,10 +130,9 @@ class _Training:
             trainer.objective,
             trained,
             build_optimiser(trained, multipliers, self.config),
-            None if decay is None else AveragedWeights(trained, decay),
+            None if decay is None else EMA(trained, decay),
         )
-        if isinstance(trainer.objective, UsesAverages):
-            trainer.objective.averages = self.live.average
+        trainer.objective.teacher = self.live.average
         self.max_seconds = math.inf if self.config.max_minutes is None else self.config.max_minutes * 60
         self.validation: dict[str, float] = {}
         self.log: RunLog | None = None
@@ -214,7 +212,7 @@ class _Training:
         self.live.counters = dataclasses.replace(self.live.counters, seconds=self._seconds(), **changes)
 
     def loop(self, signals: SignalFlag) -> Fitted:
-        self.live.objective.train()
+        self.live.module.train()
         try:
             while True:
                 # at the top, so that a run that was stopped in a validation begins by repeating it
@@ -276,7 +274,7 @@ class _Training:
         if self.trainer.on_epoch is not None:
             rate = self.stepper.rate(self.step)
             self.trainer.on_epoch(TrainerState(self.live.counters, self.epoch, rate, self.validation))
-            self.live.objective.train()
+            self.live.module.train()
         self._count(ended_step=self.step)
         self._try_to_save(self.run.newest)
 
@@ -285,11 +283,11 @@ class _Training:
         trainer, config, average = self.trainer, self.config, self.live.average
         if trainer.validate is None and trainer.valid is None:
             return
-        with nullcontext() if average is None else average.in_place():
+        with in_place(average):
             if trainer.validate is not None:
-                self.live.objective.eval()
-                terms = dict(trainer.validate(self.live.objective))
-                self.live.objective.train()
+                self.live.module.eval()
+                terms = dict(trainer.validate(self.live.module))
+                self.live.module.train()
             else:
                 assert trainer.valid is not None
                 terms = validate(
@@ -360,7 +358,7 @@ class _Training:
                 raise UserError(f"{error} Resuming will go back to step {self.saved_step}.") from error
         raise Interrupted(
             f"stopped after step {self.step}, saved in {self.run.newest}. "
-            "To go on, give the same command with --resume (in Python: fit(resume=True)).",
+            "To go on, give the same command with --resume (in Python: train(..., resume=True)).",
             signal_number,
         )
 
