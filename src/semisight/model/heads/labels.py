@@ -58,6 +58,9 @@ class LabelHead(Protocol):
     def predict(self, codes: Tensor) -> Tensor:
         """[B, C]: decision values averaged over drawn codes [N_s, B, J], as in section 5.1."""
 
+    def probability_scale(self) -> Tensor:
+        """[C]: p(l | s) of the head itself is softmax(scale f), exactly or nearly."""
+
 
 class LinearScores(nn.Module):
     """Decision values beta's + bias and what q(s|X) = N(mu, sigma^2) makes of them; shared by both heads."""
@@ -186,6 +189,10 @@ class BayesianSVM(nn.Module):
     def predict(self, codes: Tensor) -> Tensor:
         return self.scores(codes).mean(0)
 
+    def probability_scale(self) -> Tensor:
+        """exp(-2 gamma sum of hinges) is softmax(4 gamma f) for |f| < 1."""
+        return 4 * self.gamma
+
     @torch.no_grad()
     def gibbs_step(self, labels: Tensor, s: Tensor, generator: torch.Generator) -> Tensor:
         """Draw lambda given beta, then beta (and the bias) given lambda, and keep them; returns lambda [B, C]."""
@@ -238,6 +245,9 @@ class Softmax(nn.Module):
 
     def predict(self, codes: Tensor) -> Tensor:
         return self.scores(codes).mean(0)
+
+    def probability_scale(self) -> Tensor:
+        return torch.ones(self.n_classes)
 
 
 def one_versus_all(labels: Tensor, n_classes: int) -> Tensor:
