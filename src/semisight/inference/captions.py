@@ -16,7 +16,8 @@ from semisight.metrics.captions import perplexity
 from semisight.model.heads.captions import CaptionHead, words_per_caption
 from semisight.model.image_model import ImageModel
 from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.objectives.step import VALIDATION, Images, reseed
+from semisight.objectives.step import Images
+from semisight.random import Stream, reseed
 
 N_CODES = 20
 BEAM = 5
@@ -39,7 +40,7 @@ def codes_in_batches(
     generator, weight = torch.Generator(), model.decoder.log_alpha0
     for number, part in enumerate(index.split(batch_size)):
         batch = images.batch(part).to(weight)
-        yield part, draw_codes(model, batch, n_codes, reseed(generator, seed, VALIDATION, number))
+        yield part, draw_codes(model, batch, n_codes, reseed(generator, seed, Stream.VALIDATION, number))
 
 
 def caption_batches(
