@@ -27,7 +27,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
+from semisight.data.image_set import ImageSet
 from semisight.estimator_input import (
     Form,
     InputError,
@@ -45,6 +46,7 @@ from semisight.estimator_learning import IN_MEMORY, files_of, learn
 from semisight.files import write_atomic
 from semisight.inference.imputation import impute
 from semisight.inference.novelty import Usual, draw_set, learn_usual, squared_error
+from semisight.random import Stream, random_order
 from semisight.runs.caption_sets import parted_captioned
 from semisight.runs.captioner import Search
 from semisight.runs.run import Run, load_run
@@ -133,10 +135,10 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             form, found = self._read_first(images)
             known = self._known_labels(found, labels)
             if captions is not None:
-                found = dataclasses.replace(found, captions=read_captions(captions, len(found)))
+                found = found.with_column(CaptionColumn(read_captions(captions, len(found))))
             elif found.captions is not None and not any(found.captions):
-                found = dataclasses.replace(found, captions=None)
-            found = dataclasses.replace(found, labels=None, class_names=())
+                found = found.without_column(CAPTIONS)
+            found = found.without_column(LABELS, TAGS)
             if known is not None:
                 found = found.with_labels(known.numbers, known.names)
             settings = self._settings()
@@ -205,7 +207,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         return known
 
     def _learn_usual(self, train: ImageSet) -> Usual:
-        order = random_order(len(train), 0, 31)[:4000]
+        order = random_order(len(train), 0, Stream.NOVELTY_SAMPLE)[:4000]
         some = train.subset(order)
         drawn = draw_set(self.run_.model, some)
         return learn_usual(drawn.codes, squared_error(some.batch(torch.arange(len(some))), drawn.images))

@@ -102,9 +102,7 @@ def read_set(images: Any, size: int | None, shape: tuple[int, int, int] | None =
         raise InputError(
             f"images are {list(pixels.shape[1:])} (channels, height, width), the model takes {list(shape)}"
         )
-    return ImageSet(
-        pixels, found.names, found.labels, found.class_names, found.captions, source=found.source or "images"
-    )
+    return ImageSet(pixels, found.names, found.columns, source=found.source or "images")
 
 
 def _read_paths(paths: Sequence[str | Path], size: int | None, shape: tuple[int, int, int] | None) -> ImageSet:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from semisight.data.columns import CaptionColumn
 from semisight.report.build import write_report
 from semisight.report.captions import _tile, best_and_worst
 from semisight.report.captions_seen import SEARCH, CaptionsSeen, caption_words, see_captions
@@ -79,7 +80,7 @@ def test_the_order_is_that_of_the_scores(seen: CaptionsSeen) -> None:
 def test_a_run_without_held_out_captions_says_so(loaded: tuple[Run, Sets], tmp_path: Path) -> None:
     run, sets = loaded
     assert sets.valid is not None
-    nothing = dataclasses.replace(sets.valid, captions=((),) * len(sets.valid))
+    nothing = sets.valid.with_column(CaptionColumn(((),) * len(sets.valid)))
     found = write_report(run, dataclasses.replace(sets, valid=nothing, hidden_captions=None), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert found.captions is not None and found.captions.evaluation is None

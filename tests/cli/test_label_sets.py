@@ -77,7 +77,7 @@ def test_without_labels_nothing_is_known() -> None:
 @given(st.lists(st.integers(-1, 3), min_size=2, max_size=150), st.sampled_from([0.0, 0.1, 0.5]), st.integers(0, 5))
 def test_parting_loses_and_doubles_no_image(labels: list[int], fraction: float, seed: int) -> None:
     pixels = torch.zeros(len(labels), 1, 2, 2)
-    images = ImageSet(pixels, tuple(map(str, range(len(labels)))), torch.tensor(labels), tuple("abcd"))
+    images = ImageSet.of(pixels, tuple(map(str, range(len(labels)))), torch.tensor(labels), tuple("abcd"))
     train, valid = app_sets.part_labelled(images, fraction, seed)
     assert sorted([*train.tolist(), *valid.tolist()]) == list(range(len(labels)))
     learned = torch.tensor(labels)[train]
@@ -86,7 +86,7 @@ def test_parting_loses_and_doubles_no_image(labels: list[int], fraction: float, 
 
 def some_images(labels: list[int], names: tuple[str, ...]) -> ImageSet:
     n = len(labels)
-    return ImageSet(torch.zeros(n, 1, 2, 2), tuple(map(str, range(n))), torch.tensor(labels), names, source="a set")
+    return ImageSet.of(torch.zeros(n, 1, 2, 2), tuple(map(str, range(n))), torch.tensor(labels), names, source="a set")
 
 
 def test_classes_without_images_are_left_out_and_told() -> None:

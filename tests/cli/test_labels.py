@@ -292,7 +292,7 @@ def test_evaluate_needs_labels_that_the_run_knows(many: Path, few: Path, photos:
 
 
 def test_labels_are_matched_by_name() -> None:
-    images = ImageSet(torch.zeros(4, 1, 2, 2), tuple("wxyz"), torch.tensor([0, 1, -1, 0]), ("dog", "cat"))
+    images = ImageSet.of(torch.zeros(4, 1, 2, 2), tuple("wxyz"), torch.tensor([0, 1, -1, 0]), ("dog", "cat"))
     found = renumbered(images, ("cat", "cow", "dog"))
     assert found.labels is not None
     assert found.labels.tolist() == [2, 0, -1, 2]

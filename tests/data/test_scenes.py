@@ -13,7 +13,7 @@ from scipy import ndimage
 from semisight.data import load
 from semisight.data.builtin.scene_layout import COLOURS, RELATIONS, SHAPES, Scene, SceneObject, make_scenes
 from semisight.data.builtin.scenes import _RGB, draw_scenes, read_scenes
-from semisight.data.image_set import choose_labelled
+from semisight.data.columns import choose_labelled
 from semisight.errors import UserError
 
 MANY = make_scenes(3000, seed=5)

@@ -74,7 +74,7 @@ def test_a_saved_chain_of_other_images_is_refused(tmp_path: Path, monkeypatch: p
 
     def changed(data: str | Path, seed: int, smoke: bool = False) -> table1.Sets:
         of = original(data, seed, smoke)
-        other = ImageSet(1 - of.train.images, of.train.names, of.train.labels, of.train.class_names)
+        other = ImageSet.of(1 - of.train.images, of.train.names, of.train.labels, of.train.class_names)
         return table1.Sets(of.name, other, of.valid, of.test)
 
     monkeypatch.setattr(table1, "sets", changed)
@@ -89,7 +89,7 @@ def test_the_group_names_three_rows_and_mistakes_are_told(tmp_path: Path, monkey
         measured(out, ["gibs"])
     with pytest.raises(UserError, match="measured on MNIST and CIFAR-10"):
         table1.run(DIGITS, out, ["vae"])
-    images = ImageSet(
+    images = ImageSet.of(
         torch.zeros(30, 3, 32, 32), tuple(map(str, range(30))), torch.arange(30) % 10, tuple("abcdefghij")
     )
     monkeypatch.setattr(table1_sets, "load", lambda data, part=None: images)

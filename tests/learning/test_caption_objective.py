@@ -49,7 +49,7 @@ LABELS = torch.tensor([i % 3 if i < 6 else -1 for i in range(N)])
 def pictures(labels: Tensor | None = None) -> ImageSet:
     images = torch.rand(N, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     names = ("a", "b", "c") if labels is not None else ()
-    return ImageSet(images, tuple(map(str, range(N))), labels, names, captions=TEXTS)
+    return ImageSet.of(images, tuple(map(str, range(N))), labels, names, captions=TEXTS)
 
 
 def encoded(texts: tuple[tuple[str, ...], ...] = TEXTS) -> EncodedCaptions:
@@ -339,7 +339,7 @@ def test_captions_of_pictures_are_learned() -> None:
     images[1::2, :, 4:] = 1.0
     images = (images + 0.05 * torch.rand(images.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
     texts = tuple(("left side",) if i % 2 == 0 else ("low half of it",) for i in range(N))
-    train = ImageSet(images, tuple(map(str, range(N))), captions=texts)
+    train = ImageSet.of(images, tuple(map(str, range(N))), captions=texts)
     vocabulary = Vocabulary.from_captions([t for captions in texts for t in captions], 1)
     captions = EncodedCaptions.encode(texts, vocabulary)
     settings = CaptionSettings(min_count=1, hidden_size=16, embedding_size=8)

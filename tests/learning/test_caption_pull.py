@@ -128,7 +128,7 @@ def test_what_is_sure_is_said_by_the_averaged_weights() -> None:
 
 
 def test_the_trainer_hands_its_averages_to_the_objective(tmp_path: Path) -> None:
-    images = ImageSet((images_of() * 255).to(torch.uint8), tuple(map(str, range(N))))
+    images = ImageSet.of((images_of() * 255).to(torch.uint8), tuple(map(str, range(N))))
     for decay in (0.9, None):
         of = objective()
         plan = caption_plan(of.train_captions.present, SETTINGS, N)

@@ -92,7 +92,7 @@ def test_every_parameter_is_pulled(head: str) -> None:
     labels = torch.where(torch.arange(N) < 6, torch.arange(N) % 3, -1)
     of = objective(pull=Pull(bound_images=8), labels=labels, head=head)
     torch.nn.init.normal_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
-    images = ImageSet(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
+    images = ImageSet.of(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
     of.refresh(images, torch.full((3,), 1 / 3), torch.Generator().manual_seed(0))
     result = step(of, labels)
     assert {"label", "confident", "sure", "agreement", "latent", "bound"} <= result.terms.keys()
@@ -163,7 +163,7 @@ def test_processes_add_up_to_one(n_known: int) -> None:
     labels = torch.where(torch.arange(N) < n_known, torch.arange(N) % 3, -1)
     of = objective(pull=Pull(agreement=0.0, threshold=0.35, bound_images=8), labels=labels, head="softmax")
     torch.nn.init.normal_(of.head.scores.beta)  # type: ignore[union-attr, arg-type]
-    images = ImageSet(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
+    images = ImageSet.of(torch.rand(N, 1, 8, 8), tuple(map(str, range(N))), labels, ("a", "b", "c"))
     of.refresh(images, torch.full((3,), 1 / 3), torch.Generator().manual_seed(0))
     whole = step(of, labels)
     gradient = gradients(of, whole)

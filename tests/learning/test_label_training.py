@@ -31,7 +31,7 @@ FEW = torch.where(torch.arange(100) < 6, torch.arange(100) % 3, -1)
 
 def images(labels: torch.Tensor) -> ImageSet:
     pixels = torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    return ImageSet(pixels, tuple(map(str, range(len(labels)))), labels, ("a", "b", "c"))
+    return ImageSet.of(pixels, tuple(map(str, range(len(labels)))), labels, ("a", "b", "c"))
 
 
 def objective(settings: LabelSettings, labels: torch.Tensor = FEW, batch_size: int = 32) -> Any:

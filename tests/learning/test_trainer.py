@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
-from semisight.objectives.step import TRAINING, VALIDATION, Batch, own_rows, reseed
+from semisight.objectives.step import Batch, own_rows
+from semisight.random import Stream, reseed
 from semisight.training import trainer as trainer_module
 from semisight.training.checkpoint import load_weights, read_checkpoint, read_meta
 from semisight.training.folder import RunFolder
@@ -73,7 +74,7 @@ def test_the_step_is_plain_adam(tmp_path: Path) -> None:
         batch = Batch(images.batch(index).double(), index)
         optimiser.zero_grad()
         rows = own_rows(8, 0, 1)
-        by_hand(batch, reseed(torch.Generator(), 0, TRAINING, step), rows).loss.backward()
+        by_hand(batch, reseed(torch.Generator(), 0, Stream.TRAINING, step), rows).loss.backward()
         torch.nn.utils.clip_grad_norm_(own.values(), 0.5)
         optimiser.step()
         by_hand.after_step(step)
@@ -394,12 +395,13 @@ def test_other_plans(tmp_path: Path) -> None:
 
 
 def test_random_numbers_belong_to_seed_stream_and_step() -> None:
-    def draw(*place: int) -> tuple[float, ...]:
-        return tuple(torch.rand(4, generator=reseed(torch.Generator(), *place)).tolist())
+    def draw(seed: int, stream: Stream, step: int) -> tuple[float, ...]:
+        return tuple(torch.rand(4, generator=reseed(torch.Generator(), seed, stream, step)).tolist())
 
-    places = [(seed, stream, step) for seed in (0, 1) for stream in (TRAINING, VALIDATION) for step in range(50)]
+    streams = (Stream.TRAINING, Stream.VALIDATION)
+    places = [(seed, stream, step) for seed in (0, 1) for stream in streams for step in range(50)]
     assert len({draw(*place) for place in places}) == len(places)
-    assert draw(3, 0, 5) == draw(3, 0, 5)
+    assert draw(3, Stream.TRAINING, 5) == draw(3, Stream.TRAINING, 5)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])

@@ -5,38 +5,16 @@ exactly the batches of an uninterrupted one. The permutation of the current epoc
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from semisight.data.image_set import random_order
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 
 Indices = npt.NDArray[np.int64]
-
-# One seed feeds several independent streams; these tell them apart.
-_EPOCHS, _ROUNDS, _CLASSES = 3, 4, 5
-
-
-class BatchPlan(Protocol):
-    """What the trainer asks of a plan."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many steps make one pass over the images."""
-        ...
-
-    def indices(self, step: int, seed: int) -> Tensor:
-        """Positions of the images of the batch of this step (counted from 0), int64 [batch]."""
-        ...
-
-
-def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
-    """The order in which epoch number `epoch` visits n images: a permutation decided by (seed, epoch)."""
-    return random_order(n, seed, _EPOCHS, epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +24,12 @@ class _LastOrders:
     Kept as numpy arrays, whose single entries are read much faster than a tensor's.
     """
 
-    kept: dict[tuple[int, ...], tuple[tuple[int, ...], Indices]] = field(default_factory=dict)
+    kept: dict[tuple[Stream, tuple[int, ...]], tuple[tuple[int, ...], Indices]] = field(default_factory=dict)
 
-    def get(self, n: int, seed: int, *stream: int) -> Indices:
-        place, version = stream[:-1], (n, seed, stream[-1])
+    def get(self, n: int, seed: int, stream: Stream, *numbers: int) -> Indices:
+        place, version = (stream, numbers[:-1]), (n, seed, numbers[-1])
         if place not in self.kept or self.kept[place][0] != version:
-            self.kept[place] = (version, random_order(n, seed, *stream).numpy())
+            self.kept[place] = (version, random_order(n, seed, stream, *numbers).numpy())
         return self.kept[place][1]
 
 
@@ -79,7 +57,7 @@ class Shuffled:
 
     def indices(self, step: int, seed: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._orders.get(self.n, seed, _EPOCHS, epoch)
+        order = self._orders.get(self.n, seed, Stream.EPOCHS, epoch)
         return torch.from_numpy(order[place * self.batch_size : (place + 1) * self.batch_size].copy())
 
 
@@ -148,14 +126,14 @@ class LabelledAndUnlabelled:
         dealt = []
         for place in range(first, first + self.labelled_per_batch):
             round_number, turn = divmod(place, n_classes)
-            c = self._orders.get(n_classes, seed, _ROUNDS, round_number)[turn].item()
+            c = self._orders.get(n_classes, seed, Stream.ROUNDS, round_number)[turn].item()
             members = self._classes[c]
             class_pass, rank = divmod(round_number, len(members))
-            dealt.append(members[self._orders.get(len(members), seed, _CLASSES, c, class_pass)[rank]])
+            dealt.append(members[self._orders.get(len(members), seed, Stream.CLASSES, c, class_pass)[rank]])
         return torch.tensor(dealt, dtype=torch.int64)
 
     def _unlabelled(self, step: int, seed: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._orders.get(len(self.unlabelled_index), seed, _EPOCHS, epoch)
+        order = self._orders.get(len(self.unlabelled_index), seed, Stream.EPOCHS, epoch)
         ranks = order[place * self.unlabelled_per_batch :][: self.unlabelled_per_batch]
         return self.unlabelled_index[torch.from_numpy(ranks)]

@@ -25,7 +25,6 @@ ACCEPTED = """\
 _BUILTIN = ("builtin:digits", "builtin:scenes")
 _SCENE_OPTIONS = ("n", "size", "seed", "captions")
 _PARTS = ("train", "test")
-_LIMIT = 6  # stream of random_order
 
 
 def load(
@@ -234,9 +233,9 @@ def _finish(image_set: "ImageSet", size: int | None, channels: int | None, limit
 
 
 def _drawn(n: int, limit: int, seed: int) -> list[int]:
-    from semisight.data.image_set import random_order
+    from semisight.random import Stream, random_order
 
-    return sorted(random_order(n, seed, _LIMIT)[:limit].tolist())
+    return sorted(random_order(n, seed, Stream.LIMIT)[:limit].tolist())
 
 
 def _check(name: str, value: int | None, least: int) -> None:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from semisight.data import load
-from semisight.data.image_set import ImageSet, hide_labels, random_order, split
+from semisight.data.columns import hide_labels
+from semisight.data.image_set import ImageSet, split
 from semisight.errors import UserError
 from semisight.experiments import results
 from semisight.inference.acquisition import choose_next, see
@@ -31,6 +32,7 @@ from semisight.model.architecture import suggest_architecture
 from semisight.model.image_model import ImageModel
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.label_objective import LabelObjective
+from semisight.random import Stream, random_order
 from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
@@ -50,7 +52,6 @@ FIRST, MORE, ROUNDS = 10, 10, 4  # labels at the start, labels added, how often
 STEPS_AT_FIRST, STEPS = 240, 60
 SETTINGS = LabelSettings(head="softmax", xi="pixels", labelled_per_batch=32)
 BATCH = 128
-_FIRST, _RANDOM = 21, 22  # streams of random_order
 
 
 def run(
@@ -102,7 +103,7 @@ def first(data: str | Path, seed: int, smoke: bool, threads: int, progress: bool
     started = time.monotonic()
     train, test = split(load(data), N_TEST, seed=99)
     assert train.labels is not None
-    chosen = random_order(len(train), seed, _FIRST)[:FIRST]
+    chosen = random_order(len(train), seed, Stream.SUGGEST_FIRST)[:FIRST]
     labels = hide_labels(train.labels, chosen)
     objective = learn(train, labels, None, seed, 5 if smoke else STEPS_AT_FIRST, threads, progress)
     return Start(seed, train, test, chosen, objective, (time.monotonic() - started) / 60)
@@ -131,7 +132,7 @@ def next_labels(
 ) -> list[int]:
     open_ = labels < 0
     if row == "random":
-        order = random_order(len(train), seed, _RANDOM, number + 1)
+        order = random_order(len(train), seed, Stream.SUGGEST_RANDOM, number + 1)
         return [i for i in order.tolist() if bool(open_[i])][:MORE]
     seen = see(objective.images.model, objective.label_head, train, lambda f: f.softmax(1))
     if row == "doubt":

@@ -68,7 +68,7 @@ from semisight.experiments.table1_samplers import (
     measure_gibbs,
     measure_mcem,
 )
-from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, sets, some
+from semisight.experiments.table1_sets import ERROR, MS, Sets, milliseconds, sets, some
 from semisight.experiments.unfinished import forget, unfinished
 from semisight.inference.labels import in_batches
 from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
@@ -80,6 +80,7 @@ from semisight.model.image_model import ImageModel
 from semisight.objectives.gradients import EstimatorName
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.label_objective import LabelObjective
+from semisight.random import Stream
 from semisight.runs.label_training import (
     LabelSettings,
     build_label_objective,
@@ -283,7 +284,7 @@ def tested(model: ImageModel, head: LabelHead, of: Sets, seed: int, seconds: flo
     assert of.test.labels is not None and of.valid.labels is not None
     test, valid = in_batches(model, head, of.test), in_batches(model, head, of.valid)
     probabilities = fit_temperature(valid.decision, of.valid.labels).probabilities(test.decision)
-    images, _ = some(of.test, 2000, seed, FOR_TESTS)
+    images, _ = some(of.test, 2000, seed, Stream.TABLE1_TESTS)
     values = {
         ERROR: 100 * error_rate(test.label, of.test.labels),
         MS: milliseconds(model, head, images),

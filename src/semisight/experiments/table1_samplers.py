@@ -24,12 +24,13 @@ from torch import Tensor
 
 from semisight.experiments.chains import watching
 from semisight.experiments.limits import Limits
-from semisight.experiments.table1_sets import ERROR, FOR_TESTS, MS, Sets, milliseconds, some
+from semisight.experiments.table1_sets import ERROR, MS, Sets, milliseconds, some
 from semisight.metrics.classification import error_rate
 from semisight.model.architecture import suggest_architecture
 from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
 from semisight.objectives.image_objective import ImageObjective
+from semisight.random import Stream
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions
@@ -56,7 +57,6 @@ GAMMA, PRECISION = 1.0, 300.0
 PRIORS = Priors(alpha0_shape=1.5e8, alpha0_rate=1e6)
 BETA_STEPS = 5  # draws in a sweep
 ANNEAL = 10  # sweeps over which alpha0 rises for new images
-_SUBSET, _REST = 16, 18  # streams of the seed
 
 Shown = Callable[[int, int], None]  # how much of how much is done
 
@@ -112,7 +112,7 @@ EM_LONGER = {name: replace(setting, iterations=2 * setting.iterations) for name,
 def measure_gibbs(setting: Sampled, of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dict[str, float], float]:
     """Metrics, and the minutes it took; what is not finished lies at `place`."""
     saved = place.with_suffix(".safetensors")
-    x, y = some(of.train, setting.images, seed, _SUBSET)
+    x, y = some(of.train, setting.images, seed, Stream.TABLE1_SUBSET)
     begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), limits)
     model, head = begun.model, begun.head
     config = GibbsConfig(
@@ -142,7 +142,7 @@ def measure_mcem(
     setting: Maximised, of: Sets, seed: int, place: Path, limits: Limits
 ) -> tuple[dict[str, float], float]:
     saved = place.with_suffix(".safetensors")
-    x, y = some(of.train, setting.images, seed, _SUBSET)
+    x, y = some(of.train, setting.images, seed, Stream.TABLE1_SUBSET)
     begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), limits)
     model, head = begun.model, begun.head
     config = MCEMConfig(setting.iterations, rate=setting.rate, seed=seed, priors=PRIORS, options=setting.options)
@@ -226,11 +226,11 @@ def tested(
     def shown(done: int, total: int) -> None:
         bar.step(done, done / total, time.monotonic() - began)
 
-    images, labels = some(of.valid, setting.valid_images, seed, _REST)
+    images, labels = some(of.valid, setting.valid_images, seed, Stream.TABLE1_REST)
     half = len(samples) // 2
     halfway = decide(samples.part(slice(half)), images, shown)
     settled = at_rest(halfway, decide(samples.part(slice(half, None)), images, shown), labels)
-    images, labels = some(of.test, setting.test_images, seed, FOR_TESTS)
+    images, labels = some(of.test, setting.test_images, seed, Stream.TABLE1_TESTS)
     encoder_ms = milliseconds(begun.model, begun.head, images)
     processor = time.process_time()
     decisions = decide(samples, images, shown)

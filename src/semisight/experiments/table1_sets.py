@@ -7,16 +7,16 @@ from pathlib import Path
 from torch import Tensor
 
 from semisight.data import load
-from semisight.data.image_set import ImageSet, random_order, split
+from semisight.data.image_set import ImageSet, split
 from semisight.errors import UserError
 from semisight.inference.labels import predict_labels
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
+from semisight.random import Stream, random_order
 
 ERROR, MS = "error", "ms"  # metrics of every row
 SHAPES = {(1, 28, 28): "mnist", (3, 32, 32): "cifar-10"}
 N_VALID = {"mnist": 10_000, "cifar-10": 5_000, "smoke": 200}
-FOR_TESTS = 17  # a stream of the seed
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def sets(data: str | Path, seed: int, smoke: bool = False) -> Sets:
     return Sets(name, train, valid, load(data, part="test"))
 
 
-def some(images: ImageSet, count: int, seed: int, stream: int) -> tuple[Tensor, Tensor]:
+def some(images: ImageSet, count: int, seed: int, stream: Stream) -> tuple[Tensor, Tensor]:
     """Images [n, C, H, W] and labels, drawn by the seed."""
     assert images.labels is not None
     index = random_order(len(images), seed, stream)[:count]

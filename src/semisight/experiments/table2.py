@@ -31,7 +31,8 @@ import torch
 
 from semisight.baselines.tsvm import TransductiveSVM
 from semisight.data import load
-from semisight.data.image_set import ImageSet, choose_labelled, hide_labels, split
+from semisight.data.columns import choose_labelled, hide_labels
+from semisight.data.image_set import ImageSet, split
 from semisight.errors import UserError
 from semisight.experiments import results
 from semisight.metrics.classification import error_rate

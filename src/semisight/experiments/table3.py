@@ -43,7 +43,7 @@ from torch import Tensor
 
 from semisight.data.batches import Shuffled
 from semisight.data.builtin.scene_captions import names_rightly
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
@@ -59,6 +59,7 @@ from semisight.objectives.caption_objective import CaptionObjective, posteriors_
 from semisight.objectives.encoded_captions import EncodedCaptions
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.step import Plan
+from semisight.random import Stream, random_order
 from semisight.runs.caption_training import (
     build_caption_objective,
     caption_plan,
@@ -86,7 +87,6 @@ N_CODES, BEAM = 20, 5  # for the report; while training 5 codes, see caption_val
 STEPS_TO_VALIDATION, WARMUP = 200, 50
 FOR_THE_REPORT = 0.15  # of a row's minutes
 START_IMAGES = 1000
-_SHARE = 14  # stream of the seed
 
 
 @dataclass
@@ -206,7 +206,7 @@ def train_captions(
         settings = replace(settings, two_step=True, xi_scale=1.0, pull=False)
     n = len(of.train)
     kept = torch.zeros(n, dtype=torch.bool)
-    kept[random_order(n, seed, _SHARE)[: max(1, round(n * SHARES.get(kind, 100) / 100))]] = True
+    kept[random_order(n, seed, Stream.TABLE3_SHARE)[: max(1, round(n * SHARES.get(kind, 100) / 100))]] = True
     texts = [captions if keep else () for captions, keep in zip(captions_of(of.train), kept.tolist(), strict=True)]
     captions = EncodedCaptions.encode(texts, vocabulary)
     uncaptioned = kind.endswith("-images")

@@ -9,16 +9,17 @@ from semisight.data.builtin.scene_captions import Facts, facts_of
 from semisight.data.builtin.scene_layout import make_scenes
 from semisight.data.builtin.scenes import read_scenes
 from semisight.data.caption_files import read_captions
+from semisight.data.columns import CaptionColumn
 from semisight.data.image_cache import cached_folder
-from semisight.data.image_set import ImageSet, random_order, split
+from semisight.data.image_set import ImageSet, split
 from semisight.errors import UserError
 from semisight.model.architecture import Layer
+from semisight.random import Stream, random_order
 from semisight.runs.caption_training import CaptionSettings
 
 SCENES = "builtin:scenes"
 N_PICK, N_SCENES, N_REPORT = 500, 8000, 1000
 REPORT_SEED = 1_000_003  # scenes that no split number trains on
-_PICK = 15  # stream of the seed
 
 _TOP = (Layer(32, 3, 2, "same"), Layer(64, 3, 2, "same"), Layer(96, 5))
 LAYERS = {64: (Layer(16, 5, 2, "same"), *_TOP), 128: (Layer(24, 5, 4, "same"), *_TOP)}  # 64-32-16-8-4, 128-32-16-8-4
@@ -94,14 +95,14 @@ def _flickr8k(folder: Path, size: int, seed: int, smoke: bool, cache: Path | Non
     """Each part from a cache of its own: images stay on the disk, mapped."""
     table = read_captions(folder / "dataset_flickr8k.json", folder / "Images")
     train, val = table.subset("train"), table.subset("val")
-    order = random_order(len(train), seed, _PICK).tolist()
+    order = random_order(len(train), seed, Stream.TABLE3_PICK).tolist()
     n_pick = min(N_PICK, len(train) // 4)
     parts = []
     for of, chosen in ((train, sorted(order[n_pick:])), (train, sorted(order[:n_pick])), (val, range(len(val)))):
         captions = {of.names[i]: of.captions[i] for i in chosen}
         side = SMOKE_SIZE if smoke else size
         images = cached_folder(folder / "Images", size=side, names=list(captions), cache=cache)
-        parts.append(replace(images, captions=tuple(captions[name] for name in images.names)))
+        parts.append(images.with_column(CaptionColumn(tuple(captions[name] for name in images.names))))
     setting, layers = (SMOKE, SMOKE_LAYERS) if smoke else (FLICKR, LAYERS[size])
     return Sets("flickr8k", parts[0], parts[1], parts[2], None, setting, layers)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from semisight.model.image_model import ImageModel
-from semisight.objectives.step import VALIDATION, Images, reseed
+from semisight.objectives.step import Images
+from semisight.random import Stream, reseed
 
 N_DRAWS = 50  # of z, where q(s | X) depends on it
 BATCH = 250
@@ -78,7 +79,7 @@ def encode_set(
     try:
         for number, part in enumerate(index.split(batch_size)):
             batch = images.batch(part).to(model.decoder.log_alpha0)
-            reseed(generator, seed, VALIDATION, number)
+            reseed(generator, seed, Stream.VALIDATION, number)
             yield part, encode(model, batch, generator, n_draws), generator
             done += len(part)
             if progress is not None:

@@ -97,21 +97,6 @@ class Plan(Protocol):
     def indices(self, step: int, seed: int) -> Tensor: ...
 
 
-TRAINING, VALIDATION = 0, 1  # streams of random numbers
-
-
-def reseed(generator: torch.Generator, seed: int, stream: int, number: int) -> torch.Generator:
-    """The generator, put to the start of the sequence that belongs to (seed, stream, number)."""
-    # The generator on the CPU keeps only the low 32 bits, so the three are mixed well (splitmix64) before.
-    mixed = 0
-    for word in (seed, stream, number):
-        mixed = ((mixed + 0x9E3779B97F4A7C15) ^ word) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return generator.manual_seed(mixed)
-
-
 def own_rows(total: int, rank: int, processes: int) -> Rows:
     """The rows of a global batch that process `rank` takes: contiguous, as even as they can be."""
     return Rows(total * rank // processes, total * (rank + 1) // processes, total)

@@ -6,7 +6,8 @@ the held-out ones. Where there are none, only what the model writes is shown, no
 
 from dataclasses import dataclass
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
+from semisight.random import Stream, random_order
 from semisight.runs.caption_scores import CaptionEvaluation, evaluate_captions
 from semisight.runs.captioner import Caption, Captioner, Search
 from semisight.runs.run import Run
@@ -14,7 +15,6 @@ from semisight.runs.sets import Sets
 
 _MEASURED, _SHOWN = 300, 24  # images at most: for scores, and to show where nothing can be measured
 SEARCH = Search(n_codes=10, beam=3)  # a page must not take longer than a short training
-_SOME = 13  # a stream of the seed
 _PARTS = {
     "number": "the number of objects",
     "relation": "their relation",
@@ -58,7 +58,7 @@ def see_captions(run: Run, sets: Sets) -> CaptionsSeen:
 def _some(images: ImageSet, most: int, seed: int) -> ImageSet:
     if len(images) <= most:
         return images
-    return images.subset(random_order(len(images), seed, _SOME)[:most].sort().values)
+    return images.subset(random_order(len(images), seed, Stream.CAPTIONS_SHOWN)[:most].sort().values)
 
 
 def caption_words(seen: CaptionsSeen) -> list[str]:

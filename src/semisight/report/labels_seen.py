@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
+from semisight.random import Stream, random_order
 from semisight.runs.classifier import Classified, Classifier
 from semisight.runs.evaluating import Evaluation, compare
 from semisight.runs.run import Comparison, Run
@@ -20,7 +21,6 @@ from semisight.runs.sets import Sets
 _MEASURED, _SHOWN, _FITTED = 10_000, 2_000, 5_000  # images at most: for errors, for certainty, to fit on
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 _REPEATS = 5  # choices of labels that each error is averaged over
-_SOME, _CHOICES = 11, 12  # streams of the seed
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _unlabelled(sets: Sets) -> ImageSet:
 def _some(images: ImageSet, most: int, seed: int) -> ImageSet:
     if len(images) <= most:
         return images
-    return images.subset(random_order(len(images), seed, _SOME)[:most].sort().values)
+    return images.subset(random_order(len(images), seed, Stream.LABELS_SHOWN)[:most].sort().values)
 
 
 def _counts(images: ImageSet, n_classes: int) -> Tensor:
@@ -110,7 +110,7 @@ def error_by_labels(run: Run, sets: Sets, measured: ImageSet) -> tuple[FewLabels
     labels = sets.train.labels if sets.hidden is None else sets.hidden[0]
     assert labels is not None and measured.labels is not None
     known = (labels >= 0).nonzero().squeeze(1)
-    known = known[random_order(len(known), run.config.seed, _SOME)[:_FITTED]].sort().values
+    known = known[random_order(len(known), run.config.seed, Stream.LABELS_SHOWN)[:_FITTED]].sort().values
     labels = labels[known]
     counts = torch.bincount(labels, minlength=len(run.labels().class_names))
     steps = [n for n in _COUNTS if n <= int(counts.min())]
@@ -134,7 +134,7 @@ def _fitted_error(
 
     chosen = torch.cat(
         [
-            members[random_order(len(members), seed, _CHOICES, number + 1, c + 1)[:per_class]]
+            members[random_order(len(members), seed, Stream.FEWER_LABELS, number + 1, c + 1)[:per_class]]
             for c in labels.unique().tolist()
             for members in [(labels == c).nonzero().squeeze(1)]
         ]

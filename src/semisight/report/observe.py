@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
+from semisight.random import Stream, random_order
 from semisight.report.charts import nats
 from semisight.runs.recipe import start
 from semisight.runs.run import Run, build_objective
@@ -24,7 +25,6 @@ from semisight.training.validation import validate
 _MEASURED = 512  # images that the numbers are taken over
 _BATCH = 32
 _USED_VARIANCE = 0.01
-_CHOICE = 8  # a stream of the seed of its own
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def some(images: ImageSet, most: int, seed: int) -> ImageSet:
     """At most so many of the images, drawn by the seed, in their order."""
     if len(images) <= most:
         return images
-    return images.subset(random_order(len(images), seed, _CHOICE)[:most].sort().values)
+    return images.subset(random_order(len(images), seed, Stream.SHOWN)[:most].sort().values)
 
 
 def bits(number: float) -> str:

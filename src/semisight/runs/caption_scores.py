@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from semisight.data.builtin.scene_captions import names_rightly, parse_caption
 from semisight.data.caption_files import read_captions
+from semisight.data.columns import CaptionColumn
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.errors import UserError
@@ -170,7 +171,7 @@ def _with_captions(images: ImageSet, path: Path, split: str | None, limit: int |
     if known & set(TRAIN_SPLITS) and (split in (None, EVERY_SPLIT) or known & set(TRAIN_SPLITS) & {split}):
         warnings = (*warnings, "these include captions of the training split, which the run may have learned from")
     places = [i for i, of_image in enumerate(captions) if of_image][:limit]
-    return noted(dataclasses.replace(images, captions=captions).subset(places), warnings)
+    return noted(images.with_column(CaptionColumn(captions)).subset(places), warnings)
 
 
 def _not_learned_from(run: Run, progress: Progress | None) -> ImageSet:

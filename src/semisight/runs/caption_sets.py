@@ -20,12 +20,14 @@ from torch import Tensor
 
 from semisight.data import load
 from semisight.data.caption_files import CaptionTable, read_captions
+from semisight.data.columns import CaptionColumn
 from semisight.data.formats.cifar import is_cifar_folder
 from semisight.data.formats.folders import printable, walk
 from semisight.data.formats.idx import find_idx_images
 from semisight.data.image_cache import cached_folder
-from semisight.data.image_set import ImageSet, Skipped, random_order
+from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 from semisight.runs.sets import (
     ENOUGH_TO_HOLD_OUT,
     Captions,
@@ -44,7 +46,6 @@ TRAIN_SPLITS = ("train", "restval")  # Karpathy's COCO calls part of the trainin
 EVERY_SPLIT = "all"
 ENOUGH_CAPTIONED = 100  # images: with fewer, learning needs them more than choosing does
 DEFAULT_SIZE = 64  # of pictures from a folder, which come in all sizes
-_LIMIT, _KEEP, _ASIDE = 17, 18, 19  # streams of the seed
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> 
         truth, images = images.labels, keep_per_class(images, data.labels_per_class, seed)
     every = images.captions
     assert every is not None
-    images = dataclasses.replace(images, captions=_kept(every, data.captioned_images, seed))
+    images = images.with_column(CaptionColumn(_kept(every, data.captioned_images, seed)))
     train, valid = _part(images, data.valid_fraction, seed)
     if data.only_captioned:
         train = _only(train, images.captions)
@@ -156,7 +157,7 @@ def _names_only(names: Sequence[str], folder: Path, class_per_folder: bool) -> I
 def _captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:
     """Images with their captions, without those of other splits; what was odd is in the notes."""
     captions, matched = table.match([printable(name) for name in images.names], f"the images of {data.source}")
-    images = noted(dataclasses.replace(images, captions=captions), matched.warnings)
+    images = noted(images.with_column(CaptionColumn(captions)), matched.warnings)
     split_of = dict(zip(matched.names, matched.splits, strict=True))
     splits = [split_of.get(printable(name)) for name in images.names]  # None: without a caption
     wanted = _wanted_splits([split for split in splits if split is not None], data)
@@ -167,7 +168,7 @@ def _captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: 
         note = f"images of other splits of {data.captions} are left out ({words}); --split all takes every image"
         images = noted(images.subset(kept), [note])
     if data.limit is not None and data.limit < len(images):
-        images = images.subset(random_order(len(images), seed, _LIMIT)[: data.limit].sort().values)
+        images = images.subset(random_order(len(images), seed, Stream.CAPTIONS_LIMIT)[: data.limit].sort().values)
     return images
 
 
@@ -197,7 +198,7 @@ def _kept(captions: Captions, n: int | None, seed: int) -> Captions:
     has = [i for i, of_image in enumerate(captions) if of_image]
     if n > len(has):
         raise UserError(f"--captioned-images {n}: only {len(has):,} images have a caption.")
-    kept = {has[i] for i in random_order(len(has), seed, _KEEP)[:n].tolist()}
+    kept = {has[i] for i in random_order(len(has), seed, Stream.CAPTIONS_KEPT)[:n].tolist()}
     return tuple(of_image if i in kept else () for i, of_image in enumerate(captions))
 
 
@@ -216,7 +217,7 @@ def _part(images: ImageSet, fraction: float, seed: int) -> tuple[Tensor, Tensor]
         if fraction > 0 and (number == 1 or int(group.sum()) >= ENOUGH_CAPTIONED):
             free = (group & ~rare).nonzero().squeeze(1)
             n = min(len(free), round(fraction * int(group.sum())))
-            aside.append(free[random_order(len(free), seed, _ASIDE, number + 1)[:n]])
+            aside.append(free[random_order(len(free), seed, Stream.CAPTIONS_ASIDE, number + 1)[:n]])
     valid = torch.cat(aside).sort().values
     rest = torch.ones(len(images), dtype=torch.bool)
     rest[valid] = False
@@ -270,8 +271,7 @@ def _stretch(images: ImageSet, start: int, stop: int) -> ImageSet:
         images,
         images=images.images[start:stop],
         names=images.names[start:stop],
-        labels=None if images.labels is None else images.labels[start:stop],
-        captions=images.captions[start:stop],
+        columns={name: column.subset(torch.arange(start, stop)) for name, column in images.columns.items()},
     )
 
 

@@ -31,11 +31,11 @@ from semisight.objectives.caption_pull import CaptionPull
 from semisight.objectives.encoded_captions import EncodedCaptions
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.label_objective import Xi, paper_xi
-from semisight.objectives.step import Images, reseed
+from semisight.objectives.step import Images
+from semisight.random import Stream, reseed
 from semisight.runs.label_training import LabelSettings, build_head
 
 Cell = Literal["gru", "lstm"]
-_HEAD = 13  # a stream of the seed
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def build_caption_head(settings: CaptionSettings, code_size: int, vocab_size: in
         embedding_size=settings.embedding_size,
         cell=settings.cell,
         start=settings.start,
-        generator=reseed(torch.Generator(), seed, _HEAD, 0),
+        generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
     )
 
 

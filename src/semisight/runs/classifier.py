@@ -19,17 +19,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.inference.labels import in_batches
 from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_affine, fit_temperature
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
+from semisight.random import Stream, random_order
 from semisight.runs.label_training import LabelSettings
 
 ENOUGH_FOR_EACH_CLASS = 30  # held-out labels of a class, on average: with fewer, one temperature for all classes
-_FOLDS = 10  # a stream of the seed of its own
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def own_probabilities(settings: LabelSettings, n_classes: int) -> Calibration:
 def fit_calibration(decision: Tensor, labels: Tensor, step: int, seed: int) -> Fitted:
     """From decision values [N, C] and labels [N] that were held out."""
     fit = fit_affine if len(labels) >= ENOUGH_FOR_EACH_CLASS * decision.shape[1] else fit_temperature
-    halves = random_order(len(labels), seed, _FOLDS).chunk(2)
+    halves = random_order(len(labels), seed, Stream.FOLDS).chunk(2)
     if len(halves) < 2:
         return Fitted(fit(decision, labels), step, len(labels), float("nan"))
     measured = torch.empty(decision.shape, dtype=torch.float64)

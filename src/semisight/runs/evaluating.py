@@ -1,7 +1,6 @@
 """`semisight evaluate` without its command line: how often a run's labels are wrong, and how far to believe them."""
 
 import csv
-import dataclasses
 import difflib
 import io
 import json
@@ -108,7 +107,7 @@ def renumbered(images: ImageSet, class_names: Sequence[str]) -> ImageSet:
     number = torch.full((len(images.class_names) + 1,), -1)  # the last entry is for -1
     for c in used:
         number[c] = list(class_names).index(images.class_names[c])
-    return dataclasses.replace(images, labels=number[images.labels], class_names=tuple(class_names))
+    return images.with_labels(number[images.labels], class_names)
 
 
 def written(found: Evaluation, kind: Format) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from semisight.data import load
 from semisight.data.caption_files import read_captions
+from semisight.data.columns import LABELS
 from semisight.data.formats.folders import choose_size, folder_labels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.sources import is_image_folder
@@ -95,7 +96,7 @@ def inspect(data: DataSettings, captions: str | None = None, progress: Progress 
             mistakes += [Mistake("labels", note) for note in images.notes]
         except UserError as error:
             mistakes.append(Mistake("labels", str(error)))
-            images = dataclasses.replace(images, labels=None, class_names=())
+            images = images.without_column(LABELS)
     captioned = _captions(images, captions, mistakes)
     duplicates = _same(images.names, look.digests)
     mistakes += _pictures(look) + _labels(images, duplicates)
@@ -149,7 +150,7 @@ def _folder(survey: Survey, data: DataSettings) -> _Look:
     channels = data.channels or (1 if all(one.header.grey for one in seen) else 3)
     names = tuple(one.name for one in seen)
     labels, class_names = folder_labels(names, survey.folder) if data.class_per_folder else (None, ())
-    images = ImageSet(
+    images = ImageSet.of(
         torch.empty(len(seen), 1, 0, 0, dtype=torch.uint8),  # nothing below looks at the pixels of a folder
         names,
         labels,

@@ -23,7 +23,8 @@ from semisight.metrics.classification import error_rate
 from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.label_objective import LabelObjective, Pull, Xi, paper_xi
-from semisight.objectives.step import Images, Plan, reseed
+from semisight.objectives.step import Images, Plan
+from semisight.random import Stream, reseed
 from semisight.training.state import TrainerState
 from semisight.training.validation import validate
 
@@ -32,7 +33,6 @@ XiRule = Literal["paper", "pixels", "tenfold", "hundredfold"]
 # Times N_X / rho; the paper's is N_X / (C rho).
 SCALE: dict[XiRule, float] = {"pixels": 1.0, "tenfold": 10.0, "hundredfold": 100.0}
 LEAST_LABELLED, PASSES = 32, 10  # of a batch; per epoch of the unlabelled images
-_HEAD, _REFRESH = 11, 12  # streams of the seed
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def _check(name: str, value: Any, kind: type) -> None:
         raise UserError(f"{name} must be a {'whole ' if kind is int else ''}number of at least 0, not {value!r}.")
 
 
-def build_head(settings: LabelSettings, code_size: int, n_classes: int, seed: int) -> nn.Module:
-    generator = reseed(torch.Generator(), seed, _HEAD, 0)
+def build_head(settings: LabelSettings, n_codes_dim: int, n_classes: int, seed: int) -> nn.Module:
+    generator = reseed(torch.Generator(), seed, Stream.LABEL_HEAD, 0)
     if settings.head == "softmax":
-        return Softmax(code_size, n_classes, generator=generator)
-    return BayesianSVM(code_size, n_classes, settings.gamma, generator=generator)
+        return Softmax(n_codes_dim, n_classes, generator=generator)
+    return BayesianSVM(n_codes_dim, n_classes, settings.gamma, generator=generator)
 
 
 def build_label_objective(
@@ -155,7 +155,7 @@ def refresher(objective: LabelObjective, train: Images, seed: int, every: int = 
     def refresh(state: TrainerState) -> None:
         if round(state.epoch) % every:
             return
-        generator = reseed(torch.Generator(), seed, _REFRESH, state.counters.step)
+        generator = reseed(torch.Generator(), seed, Stream.REFRESH, state.counters.step)
         objective.refresh(train, objective.shares, generator)
 
     return refresh

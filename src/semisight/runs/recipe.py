@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
@@ -18,6 +18,7 @@ from semisight.objectives.caption_objective import CaptionObjective, posteriors_
 from semisight.objectives.encoded_captions import EncodedCaptions
 from semisight.objectives.image_objective import ImageObjective
 from semisight.objectives.step import Objective, Plan
+from semisight.random import Stream, random_order
 from semisight.runs.caption_training import (
     build_caption_objective,
     build_label_term,
@@ -43,7 +44,6 @@ from semisight.training.validation import validate
 
 _START_IMAGES = 2000  # enough for the mean and the variance that a model starts from
 _VALIDATED = 500  # images at most whose bound is worked out beside the perplexity of captions
-_START = 7  # a stream of the seed of its own
 _LABEL_METRIC, _CAPTION_METRIC = "nll", "perplexity"  # of what was held out; both fall
 
 
@@ -94,7 +94,7 @@ def image_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> 
 
 def start(objective: ImageObjective, train: ImageSet, seed: int) -> None:
     """Image bias, scale and precision from some of the training images."""
-    chosen = random_order(len(train), seed, _START)[:_START_IMAGES].sort().values
+    chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
     objective.model.start_from(train.batch(chosen))
 
 

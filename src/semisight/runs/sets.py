@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from semisight.data import load
-from semisight.data.image_set import ImageSet, choose_labelled, hide_labels, random_order, split
+from semisight.data.columns import CAPTIONS, LABELS, CaptionColumn, choose_labelled, hide_labels
+from semisight.data.image_set import ImageSet, split
 from semisight.data.tables import read_labels
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 from semisight.runs.settings import DataSettings
 
 Progress = Callable[[int, int], None]  # images read, images in all
@@ -24,7 +26,6 @@ Captions = tuple[tuple[str, ...], ...]  # of each image, possibly none
 
 ENOUGH_TO_HOLD_OUT = 20  # labels of a class: with fewer, learning needs them more
 LEAST_HELD_OUT = 3  # of a class that has enough
-_PART = 9  # a stream of the seed of its own
 _SHOWN = 5  # classes named in a message
 
 
@@ -97,7 +98,7 @@ class Sets:
                 () if held_out else every
                 for held_out, every in zip(self.valid.captions, self.hidden_captions[1], strict=True)
             )
-            images = dataclasses.replace(images, captions=unused)
+            images = images.with_column(CaptionColumn(unused))
         assert images.captions is not None
         places = [i for i, of_image in enumerate(images.captions) if of_image]
         return images.subset(places) if places else None
@@ -121,7 +122,7 @@ def load_sets(data: DataSettings, seed: int, progress: Progress | None = None) -
         ),
         data,
     )
-    return parted(dataclasses.replace(images, captions=None), data, seed)  # captions: only where asked for
+    return parted(images.without_column(CAPTIONS), data, seed)  # captions: only where asked for
 
 
 def parted(images: ImageSet, data: DataSettings, seed: int) -> Sets:
@@ -151,7 +152,7 @@ def refuse_one_class(labels: Tensor) -> None:
 def with_labels(images: ImageSet, data: DataSettings, class_names: Sequence[str] | None = None) -> ImageSet:
     """The images with the labels that were asked for, or without any; what was odd about them is in the notes."""
     if not data.use_labels:
-        return dataclasses.replace(images, labels=None, class_names=())
+        return images.without_column(LABELS)
     if data.labels is not None:
         table = read_labels(Path(data.labels).expanduser(), images.names, class_names)
         images = images.with_labels(table.labels, table.class_names)
@@ -173,7 +174,7 @@ def _known_classes(images: ImageSet) -> ImageSet:
     kept = counts.nonzero().squeeze(1)
     names = [images.class_names[c] for c in kept.tolist()]
     if len(names) == 0:
-        return dataclasses.replace(images, labels=None, class_names=())
+        return images.without_column(LABELS)
     if len(names) == 1:
         raise UserError(
             f"all labelled images of {images.source} are {names[0]!r}: there is nothing to tell apart. Label images of "
@@ -227,7 +228,7 @@ def part_labelled(images: ImageSet, fraction: float, seed: int) -> tuple[Tensor,
         if c >= 0:
             count = max(LEAST_HELD_OUT, count) if enough[c] else 0
         # classes are numbered from 2: a stream of random_order starts and ends above 0
-        aside.append(members[random_order(len(members), seed, _PART, c + 2)[:count]])
+        aside.append(members[random_order(len(members), seed, Stream.LABELS_ASIDE, c + 2)[:count]])
     valid = torch.cat(aside).sort().values
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[valid] = False

@@ -16,8 +16,9 @@ from torch import Tensor
 from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
 from semisight.data.formats.pictures import Header, Unreadable, read_header
 from semisight.data.image_cache import cached_folder
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.data.sources import is_image_folder
+from semisight.random import Stream, random_order
 from semisight.runs.sets import (
     Progress,
     Sets,
@@ -30,7 +31,6 @@ from semisight.runs.settings import DataSettings
 
 MOST_IN_MEMORY = 200_000_000  # bytes of pixels
 _LOOKED_AT = 500  # files whose headers decide about size and channels
-_LIMIT, _LOOK, _ASIDE = 6, 33, 34  # streams of the seed
 
 
 def streamed_sets(data: DataSettings, seed: int, progress: Progress | None = None) -> Sets | None:
@@ -41,7 +41,9 @@ def streamed_sets(data: DataSettings, seed: int, progress: Progress | None = Non
     found = walk(path)
     names = found.names
     if data.limit is not None and data.limit < len(names):
-        names = tuple(names[i] for i in random_order(len(names), seed, _LIMIT)[: data.limit].sort().values.tolist())
+        names = tuple(
+            names[i] for i in random_order(len(names), seed, Stream.LIMIT)[: data.limit].sort().values.tolist()
+        )
     form = _form(path, names, data, seed)
     if form is None:
         return None
@@ -76,7 +78,7 @@ def _form(path: Path, names: Sequence[str], data: DataSettings, seed: int) -> tu
     headers: list[Header] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for i in random_order(len(names), seed, _LOOK)[:_LOOKED_AT].tolist():
+        for i in random_order(len(names), seed, Stream.HEADERS)[:_LOOKED_AT].tolist():
             try:
                 headers.append(read_header(path / names[i]))
             except Unreadable:
@@ -97,7 +99,7 @@ def _parted(images: ImageSet, data: DataSettings, seed: int) -> tuple[Tensor, Te
     if images.labels is not None:
         train, valid = part_labelled(images, data.valid_fraction, seed)
         return (train[images.labels[train] >= 0] if data.only_labelled else train), valid
-    order = random_order(len(images), seed, _ASIDE)
+    order = random_order(len(images), seed, Stream.STREAMED_ASIDE)
     n_valid = round(data.valid_fraction * len(images))
     return order[n_valid:].sort().values, order[:n_valid].sort().values
 
@@ -113,5 +115,5 @@ def _stretch(known: ImageSet, cached: ImageSet, places: Tensor, piece: slice) ->
         known,
         images=cached.images[piece],
         names=cached.names[piece],
-        labels=None if known.labels is None else known.labels[places[piece]],
+        columns={name: column.subset(places[piece]) for name, column in known.columns.items()},
     )

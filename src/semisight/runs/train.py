@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from semisight.data.augment import moves_for
-from semisight.data.image_set import random_order
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.inference.labels import predict_labels
-from semisight.objectives.step import reseed
+from semisight.random import Stream, random_order, reseed
 from semisight.runs.caption_sets import BUILTIN, sets_of
 from semisight.runs.captioner import seen_file, vocabulary_file, write_files
 from semisight.runs.classifier import fit_calibration, fit_to_moves
@@ -44,7 +43,6 @@ Say = Callable[[str], None]
 
 _ENOUGH_TO_MOVE, _MOST_MOVED = 50, 1000  # images
 _MOVED_AT_A_TIME = 250
-_MOVED = 15  # a stream of the seed of its own
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,8 @@ def calibrate_by_moves(run: Run, sets: Sets) -> None:
     without = (sets.train.labels < 0).nonzero().squeeze(1)
     if len(without) < _ENOUGH_TO_MOVE:
         return
-    chosen = without[random_order(len(without), run.config.seed, _MOVED)[:_MOST_MOVED].sort().values]
-    classifier, generator = run.labels(), reseed(torch.Generator(), run.config.seed, _MOVED, 0)
+    chosen = without[random_order(len(without), run.config.seed, Stream.CALIBRATED)[:_MOST_MOVED].sort().values]
+    classifier, generator = run.labels(), reseed(torch.Generator(), run.config.seed, Stream.AUGMENTED, 0)
     moves = moves_for(sets.train.shape[0], classifier.settings.moves)
     still: list[Tensor] = []
     moved: list[Tensor] = []

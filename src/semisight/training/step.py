@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.objectives.step import TRAINING, Batch, Images, Objective, Plan, Rows, own_rows, reseed
+from semisight.objectives.step import Batch, Images, Objective, Plan, Rows, own_rows
+from semisight.random import Stream, reseed
 from semisight.training.config import TrainConfig
 from semisight.training.optimiser import clip, rate_at, set_rate
 from semisight.training.state import LiveState
@@ -72,7 +73,7 @@ class Stepper:
             raise UserError(f"a batch of {len(index)} images cannot be shared by {processes} processes.")
         rows = own_rows(len(index), self.fabric.global_rank, processes)
         batch = load_batch(self.images, index[rows.start : rows.stop], self.fabric.device, self._dtype)
-        generator = reseed(self._generator, self.config.seed, TRAINING, step)
+        generator = reseed(self._generator, self.config.seed, Stream.TRAINING, step)
         place = (rows.start, rows.stop, rows.total)
         loss, terms = self._forward(batch.images, batch.index, generator, *place)
         if processes > 1:

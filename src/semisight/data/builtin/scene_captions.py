@@ -9,10 +9,9 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from semisight.data.builtin.scene_layout import COLOURS, SHAPES, Scene, SceneObject
 from semisight.errors import UserError
+from semisight.random import Stream, scene_numbers
 
 MAX_CAPTIONS = 6
 
@@ -34,7 +33,6 @@ _RELATION_OF = {
     "below": "below",
     "under": "below",
 }
-_CAPTIONS = 10  # stream of the seed
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def captions_of(scene: Scene, n_captions: int, seed: int, index: int) -> tuple[s
     if n_captions <= 1:
         return (plain_caption(scene),)[:n_captions]
     plain, *others = _paraphrases(scene)
-    chosen = np.random.default_rng((seed, _CAPTIONS, index)).choice(len(others), n_captions - 1, replace=False)
+    chosen = scene_numbers(seed, Stream.SCENE_CAPTIONS, index).choice(len(others), n_captions - 1, replace=False)
     return (plain, *(others[i] for i in chosen))
 
 

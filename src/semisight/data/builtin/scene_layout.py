@@ -13,10 +13,9 @@ many are made.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from semisight.data.arrays import memory_limit, refuse_beyond
 from semisight.errors import UserError
+from semisight.random import Stream, scene_numbers
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "white")
@@ -26,7 +25,6 @@ RELATIONS = ("left of", "right of", "above", "below")
 _RADII = {"small": (0.12, 0.15), "large": (0.19, 0.23)}  # half the extent of a shape, the picture being 1 wide
 _MARGIN, _GAP = 0.01, 0.03  # to the border, and between two shapes
 _SLANT = 0.5  # two objects side by side differ at most half as much in height, and so on
-_LAYOUT = 7  # stream of the seed
 _BYTES = 1000  # that one scene takes as Python objects, about
 _COLUMNS = 16  # numbers per scene, some to spare: another column must not change the scenes of a seed
 
@@ -57,7 +55,7 @@ def make_scenes(n: int, seed: int = 0) -> tuple[Scene, ...]:
     if n < 1:
         raise UserError(f"at least 1 scene must be made, not {n}")
     refuse_beyond(memory_limit(), _BYTES * n, f"the layout of {n} scenes")
-    table = np.random.default_rng((seed, _LAYOUT)).random((n, _COLUMNS))
+    table = scene_numbers(seed, Stream.SCENE_LAYOUT).random((n, _COLUMNS))
     return tuple(_scene(row) for row in table.tolist())
 
 

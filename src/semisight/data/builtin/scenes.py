@@ -20,6 +20,7 @@ from semisight.data.builtin.scene_captions import captions_of
 from semisight.data.builtin.scene_layout import COLOURS, SHAPES, Scene, SceneObject, make_scenes
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
+from semisight.random import Stream, scene_numbers
 
 Floats = npt.NDArray[np.float32]
 
@@ -28,7 +29,6 @@ _RGB = (
     / 255
 )
 _BACKGROUND, _TINT, _NOISE = (0.02, 0.14), 0.06, 0.02
-_PAINT, _GRAIN = 8, 9  # streams of the seed
 _CHUNK_PIXELS = 1 << 21
 
 
@@ -36,8 +36,8 @@ def draw_scenes(scenes: Sequence[Scene], size: int, seed: int = 0) -> npt.NDArra
     """The pictures, uint8 [N,3,size,size], with smooth edges. `seed` decides backgrounds, tints and noise."""
     n = len(scenes)
     _check(n, size)
-    chance = np.random.default_rng((seed, _PAINT)).random((n, 7), dtype=np.float32)
-    random = np.random.default_rng((seed, _GRAIN))
+    chance = scene_numbers(seed, Stream.SCENE_PAINT).random((n, 7), dtype=np.float32)
+    random = scene_numbers(seed, Stream.SCENE_GRAIN)
     pictures = np.empty((n, 3, size, size), np.uint8)
     step = max(1, _CHUNK_PIXELS // (size * size))
     for start in range(0, n, step):
@@ -112,7 +112,7 @@ def read_scenes(n: int = 2000, size: int = 32, seed: int = 0, n_captions: int = 
     """n scenes as an image set with labels (shape of the main object) and `n_captions` captions each."""
     _check(n, size)  # before the scenes are made, which takes the longest
     scenes = make_scenes(n, seed)
-    return ImageSet(
+    return ImageSet.of(
         images=torch.from_numpy(draw_scenes(scenes, size, seed)),
         names=tuple(f"scenes/{i:05d}" for i in range(n)),
         labels=torch.tensor([SHAPES.index(scene.main.shape) for scene in scenes]),

@@ -92,7 +92,7 @@ def read_folder(
     notes = (*size_note, *_channel_note([header for _, header in good], channels))
     labels, class_names = (None, ()) if classes is None else folder_labels(kept_names, folder)
     shown = tuple(printable(name) for name in kept_names)
-    return ImageSet(
+    return ImageSet.of(
         torch.from_numpy(images), shown, labels, class_names, skipped=skipped, source=str(folder), notes=notes
     )
 

@@ -52,7 +52,7 @@ def read_npz(path: Path, max_bytes: int | None = None) -> ImageSet:
     labels, class_names = check_labels(arrays["labels"], len(images), str(path))
     if "class_names" in arrays:
         class_names = _class_names(arrays["class_names"], len(class_names), path)
-    return ImageSet(to_tensor(images), names, labels, class_names, source=str(path), notes=_notes(images))
+    return ImageSet.of(to_tensor(images), names, labels, class_names, source=str(path), notes=_notes(images))
 
 
 def read_npy_images(path: Path, max_bytes: int | None = None) -> ImageSet:
