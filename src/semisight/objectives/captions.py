@@ -166,7 +166,9 @@ class Captions(nn.Module, Target):
         name: str = "captions",
     ) -> None:
         super().__init__()
+        self.texts: Sequence[Sequence[str]] = ()
         if not isinstance(captions, EncodedCaptions):
+            self.texts = captions
             if vocabulary is None:
                 raise ValueError("captions as texts need the vocabulary of the head")
             captions = EncodedCaptions.encode(captions, vocabulary)
@@ -175,7 +177,7 @@ class Captions(nn.Module, Target):
                 f"the captions were encoded with a vocabulary of {captions.vocab_size} symbols, but the caption model "
                 f"has {head.vocab_size}: use the vocabulary that belongs to the model."
             )
-        self.name, self.head, self.xi = name, head, xi or Xi()
+        self.name, self.head, self.xi, self.vocabulary = name, head, xi or Xi(), vocabulary
         self.per_image, self.threshold, self.code_rate = per_image, threshold, code_rate
         # A plain attribute, not a buffer: it belongs to the data, and would make every checkpoint as large.
         self.encoded, self.present = captions, captions.present

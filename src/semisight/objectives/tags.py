@@ -36,6 +36,7 @@ class Tags(nn.Module, Target):
         head: p(y | s), a `TagHead`.
         values: [N, C], 1 (has it), 0 (has it not) or -1 (unknown) for the training images.
         xi: the weight of tags beside images; by default the paper's for C numbers, N_X / (C rho).
+        names: of the tags, for people; by default their numbers.
         threshold: a pseudo-tag's probability, of having it or not, above which it is learned.
 
     Example:
@@ -47,11 +48,19 @@ class Tags(nn.Module, Target):
     """
 
     def __init__(
-        self, head: TagHead, values: Any, *, xi: Xi | None = None, threshold: float = 0.95, name: str = "tags"
+        self,
+        head: TagHead,
+        values: Any,
+        *,
+        xi: Xi | None = None,
+        names: Sequence[str] | None = None,
+        threshold: float = 0.95,
+        name: str = "tags",
     ) -> None:
         super().__init__()
         self.name, self.head, self.xi, self.threshold = name, head, xi or Xi(), threshold
         self.values = torch.as_tensor(values).to(torch.int8)
+        self.names = tuple(names or (str(c) for c in range(head.n_tags)))
         if self.values.dim() != 2 or self.values.shape[1] != head.n_tags:
             raise UserError(f"tags must be [N, {head.n_tags}], one column for each tag, not {list(self.values.shape)}.")
         self.present = (self.values >= 0).any(1)
