@@ -26,6 +26,7 @@ from semisight.runs.caption_training import (
     caption_validator,
 )
 from semisight.runs.captioner import checksum
+from semisight.runs.images import Sets
 from semisight.runs.label_training import (
     build_label_objective,
     held_out_validator,
@@ -33,7 +34,6 @@ from semisight.runs.label_training import (
     refresher,
 )
 from semisight.runs.run import build_objective, load_run
-from semisight.runs.sets import Sets
 from semisight.runs.settings import ModelSettings, Settings
 from semisight.training.checkpoint import load_weights
 from semisight.training.config import TrainConfig
@@ -120,9 +120,9 @@ def label_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> 
     objective = build_label_objective(
         images.objective, labels, len(train.class_names), settings.labels, config.batch_size, seed
     )
-    if sets.n_held_out and config.metric == "bound":
+    if sets.n_held_out("labels") and config.metric == "bound":
         config = dataclasses.replace(config, metric=_LABEL_METRIC, metric_rises=False)
-    elif not sets.n_held_out:
+    elif not sets.n_held_out("labels"):
         config = dataclasses.replace(config, metric="bound", metric_rises=True)
     return Recipe(
         objective,
@@ -144,7 +144,7 @@ def _about_labels(settings: Settings, sets: Sets) -> dict[str, Any]:
         "class_names": list(sets.train.class_names),
         "n_train": len(sets.train),
         "n_labelled": sets.n_labelled,
-        "held_out": sets.n_held_out,
+        "held_out": sets.n_held_out("labels"),
         "settings": settings.labels.to_dict(),
     }
 

@@ -98,6 +98,8 @@ class DataSettings:
     split: str | None = None  # of a caption file that parts its images: train, val, ...; None: those to train on
     captioned_images: int | None = None  # keep the captions of so many and hide the others'
     only_captioned: bool = False  # leave out images without a caption
+    tags: str | None = None  # a file of tags (several labels per image), or "builtin": those that the set carries
+    tags_known: float | None = None  # keep this share of the tags' entries and hide the others
     images_from: str | None = None  # two steps: the run whose image model is taken and left as it is
 
     def __post_init__(self) -> None:
@@ -114,6 +116,9 @@ class DataSettings:
         stray = [word for word, given in self._caption_words() if given]
         if self.captions is None and stray:
             raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
+        known = self.tags_known
+        if known is not None and (self.tags is None or isinstance(known, bool) or not 0 < known < 1):
+            raise UserError(f"tags_known is a share of the tags, above 0 and below 1, and needs --tags: not {known!r}.")
         fraction = self.valid_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise UserError(f"valid_fraction must be at least 0 (no validation) and below 1, not {fraction!r}.")

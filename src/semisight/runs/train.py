@@ -15,10 +15,10 @@ from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.inference.labels import predict_labels
 from semisight.random import Stream, random_order, reseed
-from semisight.runs.caption_sets import BUILTIN, sets_of
 from semisight.runs.captioner import seen_file, vocabulary_file, write_files
 from semisight.runs.classifier import fit_calibration, fit_to_moves
 from semisight.runs.describe import describe_architecture, describe_captions, describe_data, describe_labels
+from semisight.runs.images import BUILTIN, Progress, Sets, sets_of
 from semisight.runs.model_card import model_card_file, write_model_card
 from semisight.runs.recipe import recipe_for, vocabulary_of, with_model_of
 from semisight.runs.run import (
@@ -31,7 +31,6 @@ from semisight.runs.run import (
     report_file,
     unfinished_file,
 )
-from semisight.runs.sets import Progress, Sets
 from semisight.runs.settings import DataSettings, Settings
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_device
@@ -166,13 +165,14 @@ def found_from_anywhere(data: DataSettings) -> DataSettings:
         source=lasting(data.source),
         labels=None if data.labels is None else lasting(data.labels),
         captions=data.captions if data.captions in (None, BUILTIN) else lasting(data.captions),
+        tags=data.tags if data.tags in (None, BUILTIN) else lasting(data.tags),
         images_from=None if data.images_from is None else lasting(data.images_from),
     )
 
 
 def calibrate(run: Run, sets: Sets) -> None:
     """Fits probabilities to held-out labels, or to moved images where there are none, and keeps them with the run."""
-    if not sets.n_held_out:
+    if not sets.n_held_out("labels"):
         calibrate_by_moves(run, sets)
         return
     assert sets.valid is not None and sets.valid.labels is not None
