@@ -32,8 +32,8 @@ from PIL.PngImagePlugin import PngInfo
 from semisight.data.image_set import ImageSet
 from semisight.experiments import results
 from semisight.random import Stream, random_order
-from semisight.runs.caption_sets import sets_of
 from semisight.runs.captioner import Search
+from semisight.runs.images import sets_of
 from semisight.runs.pictures import enlarged, picture, to_pixels
 from semisight.runs.run import Run, load_run
 

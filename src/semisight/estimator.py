@@ -47,10 +47,9 @@ from semisight.files import write_atomic
 from semisight.inference.imputation import impute
 from semisight.inference.novelty import Usual, draw_set, learn_usual, squared_error
 from semisight.random import Stream, random_order
-from semisight.runs.caption_sets import parted_captioned
 from semisight.runs.captioner import Search
+from semisight.runs.images import parted
 from semisight.runs.run import Run, load_run
-from semisight.runs.sets import parted
 from semisight.runs.settings import Settings, resolve
 from semisight.runs.train import suited
 from semisight.training.folder import RunFolder
@@ -142,11 +141,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             if known is not None:
                 found = found.with_labels(known.numbers, known.names)
             settings = self._settings()
-            sets = (
-                parted(found, settings.data, settings.train.seed)
-                if found.captions is None
-                else parted_captioned(found, settings.data.valid_fraction, settings.train.seed)
-            )
+            sets = parted(found, settings.data, settings.train.seed)
             files = learn(suited(settings, sets), sets)
         self.form_ = form
         if known is not None:

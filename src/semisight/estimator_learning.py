@@ -11,9 +11,9 @@ from torch import Tensor
 from semisight.data.batches import Shuffled
 from semisight.objectives.step import Plan
 from semisight.runs.captioner import write_files
+from semisight.runs.images import Sets
 from semisight.runs.recipe import recipe_for, vocabulary_of
 from semisight.runs.run import DataRecord, data_file, load_run
-from semisight.runs.sets import Sets
 from semisight.runs.settings import Settings
 from semisight.runs.train import calibrate
 from semisight.training.checkpoint import Checkpoint, load_weights, write_checkpoint
@@ -43,7 +43,7 @@ def learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
     architecture = settings.model.architecture(sets.train.shape)
     with tempfile.TemporaryDirectory(prefix="semisight-") as path:
         folder = RunFolder(Path(path))
-        vocabulary = vocabulary_of(settings, sets) if sets.has_captions else None
+        vocabulary = vocabulary_of(settings, sets) if sets.has("captions") else None
         recipe = recipe_for(settings, sets, architecture, vocabulary, None)
         if vocabulary is not None:
             write_files(folder, vocabulary, sets.train.captions or ())
@@ -54,7 +54,7 @@ def learn(settings: Settings, sets: Sets) -> dict[str, bytes]:
             data_file(folder)
         )
         run = load_run(path)
-        if sets.has_labels:
+        if sets.has("labels"):
             calibrate(run, sets)
         assert isinstance(recipe.objective, torch.nn.Module)
         load_weights(recipe.objective, run.checkpoint)

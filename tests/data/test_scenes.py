@@ -113,6 +113,16 @@ def test_labels_and_sizes_of_the_set() -> None:
             read_scenes(**{"n": 2, **bad})
 
 
+def test_tags_are_the_colours_and_shapes_in_the_picture() -> None:
+    tags = read_scenes(200, 8, 3).tags
+    assert tags is not None and tags.names == (*COLOURS, *SHAPES)
+    for scene, row in zip(make_scenes(200, 3), tags.values.tolist(), strict=True):
+        things = [thing for thing in (scene.main, scene.other) if thing is not None]
+        wanted = {thing.colour for thing in things} | {thing.shape for thing in things}
+        assert {name for name, value in zip(tags.names, row, strict=True) if value == 1} == wanted
+        assert -1 not in row
+
+
 def test_ten_thousand_pictures_take_seconds() -> None:
     start = time.process_time()
     assert len(load("builtin:scenes?n=10000&size=32")) == 10_000

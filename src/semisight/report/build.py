@@ -14,8 +14,8 @@ from semisight.report.material import Material
 from semisight.report.observe import Numbers, observe, plain_words
 from semisight.report.page import Section, page
 from semisight.report.placement import places
+from semisight.runs.images import Sets
 from semisight.runs.run import Run
-from semisight.runs.sets import Sets
 from semisight.training.folder import fingerprint
 from semisight.training.logs import read_log
 

@@ -10,8 +10,8 @@ from semisight.data.image_set import ImageSet
 from semisight.random import Stream, random_order
 from semisight.runs.caption_scores import CaptionEvaluation, evaluate_captions
 from semisight.runs.captioner import Caption, Captioner, Search
+from semisight.runs.images import Sets
 from semisight.runs.run import Run
-from semisight.runs.sets import Sets
 
 _MEASURED, _SHOWN = 300, 24  # images at most: for scores, and to show where nothing can be measured
 SEARCH = Search(n_codes=10, beam=3)  # a page must not take longer than a short training
@@ -37,7 +37,7 @@ class CaptionsSeen:
 
 def see_captions(run: Run, sets: Sets) -> CaptionsSeen:
     captioner, seed = run.captions(), run.config.seed
-    measured, evaluation = sets.measured_captions, None
+    measured, evaluation = sets.measured("captions"), None
     if measured is not None:
         shown = _some(measured, _MEASURED, seed)
         evaluation = evaluate_captions(captioner, shown, SEARCH, with_meteor=False)
@@ -47,8 +47,8 @@ def see_captions(run: Run, sets: Sets) -> CaptionsSeen:
         captions = tuple(best[0] for best in captioner(shown, 1, SEARCH))
     return CaptionsSeen(
         captioner=captioner,
-        n_uncaptioned=len(sets.train) - sets.n_captioned,
-        hidden=sets.hidden_captions is not None,
+        n_uncaptioned=len(sets.train) - sets.n_present("captions"),
+        hidden="captions" in sets.truth,
         evaluation=evaluation,
         shown=shown,
         captions=captions,

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from semisight.data.columns import LabelColumn
 from semisight.data.image_set import ImageSet
 from semisight.random import Stream, random_order
 from semisight.runs.classifier import Classified, Classifier
 from semisight.runs.evaluating import Evaluation, compare
+from semisight.runs.images import Sets
 from semisight.runs.run import Comparison, Run
-from semisight.runs.sets import Sets
 
 _MEASURED, _SHOWN, _FITTED = 10_000, 2_000, 5_000  # images at most: for errors, for certainty, to fit on
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -57,7 +58,7 @@ class LabelsSeen:
 def see_labels(run: Run, sets: Sets) -> LabelsSeen:
     classifier, seed = run.labels(), run.config.seed
     n_classes = len(classifier.class_names)
-    measured = sets.measured
+    measured = sets.measured("labels")
     if measured is not None:
         measured = _some(measured, _MEASURED, seed)
         shown = measured
@@ -69,8 +70,8 @@ def see_labels(run: Run, sets: Sets) -> LabelsSeen:
         classifier=classifier,
         labelled=_counts(sets.train, n_classes),
         held_out=torch.zeros(n_classes, dtype=torch.int64) if sets.valid is None else _counts(sets.valid, n_classes),
-        n_unlabelled=len(sets.train) - sets.n_labelled,
-        hidden=sets.hidden is not None,
+        n_unlabelled=len(sets.train) - sets.n_present("labels"),
+        hidden="labels" in sets.truth,
         evaluation=None if truth is None else compare(classifier, classified, truth),
         shown=shown,
         classified=classified,
@@ -107,8 +108,9 @@ def error_by_labels(run: Run, sets: Sets, measured: ImageSet) -> tuple[FewLabels
 
     Where labels were hidden, they come to light here: this shows what more labels would be worth.
     """
-    labels = sets.train.labels if sets.hidden is None else sets.hidden[0]
-    assert labels is not None and measured.labels is not None
+    column = sets.truth["labels"][0] if "labels" in sets.truth else sets.train.columns["labels"]
+    assert isinstance(column, LabelColumn) and measured.labels is not None
+    labels = column.values
     known = (labels >= 0).nonzero().squeeze(1)
     known = known[random_order(len(known), run.config.seed, Stream.LABELS_SHOWN)[:_FITTED]].sort().values
     labels = labels[known]

@@ -11,9 +11,9 @@ from semisight.report import page
 from semisight.report.captions_seen import CaptionsSeen
 from semisight.report.labels_seen import LabelsSeen
 from semisight.report.observe import Seen, some
+from semisight.runs.images import Sets
 from semisight.runs.pictures import picture, to_pixels
 from semisight.runs.run import DataRecord, Run
-from semisight.runs.sets import Sets
 
 _LARGEST_TILE = 128  # larger pictures are scaled down: a page of photographs must still open
 

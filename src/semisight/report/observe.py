@@ -17,9 +17,9 @@ from torch import Tensor
 from semisight.data.image_set import ImageSet
 from semisight.random import Stream, random_order
 from semisight.report.charts import nats
+from semisight.runs.images import Sets
 from semisight.runs.recipe import start
 from semisight.runs.run import Run, build_objective
-from semisight.runs.sets import Sets
 from semisight.training.validation import validate
 
 _MEASURED = 512  # images that the numbers are taken over

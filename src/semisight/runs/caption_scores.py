@@ -11,27 +11,19 @@ import io
 import json
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from semisight.data.builtin.scene_captions import names_rightly, parse_caption
-from semisight.data.caption_files import read_captions
-from semisight.data.columns import CaptionColumn
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.errors import UserError
 from semisight.metrics.captions import CaptionScores, score_captions
-from semisight.runs.caption_sets import BUILTIN, EVERY_SPLIT, TRAIN_SPLITS
 from semisight.runs.captioner import Caption, Captioner, Search
-from semisight.runs.outputs import load_for
+from semisight.runs.images import Progress
 from semisight.runs.predicting import columns
-from semisight.runs.run import Run
-from semisight.runs.sets import Progress, noted
-from semisight.runs.train import lasting, reload_sets
 
 Format = Literal["text", "csv", "json"]
 SCENES = "builtin:scenes"
-REPORT_SPLITS = ("test", "val")  # of a caption file: the first that there is
 _DIGITS = 4
 _MEANINGS = {
     "BLEU-1": "words that are also in a caption of the image; BLEU-2 to 4: runs of words",
@@ -125,66 +117,6 @@ def grade(caption: str, own: str) -> Grade:
         shapes=Counter(thing.shape for thing in said.objects) == Counter(thing.shape for thing in truth.objects),
         everything=names_rightly(caption, truth),
     )
-
-
-def captioned_images(
-    run: Run,
-    source: str | None,
-    *,
-    captions: str | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    progress: Progress | None = None,
-) -> ImageSet:
-    """Images as the model takes them, with captions of their own; without `source`, those that the run did not learn
-    from. What people should know of them is in the notes."""
-    if source is None:
-        if captions is not None or split is not None or limit is not None:
-            raise UserError("say which images the captions belong to: semisight evaluate RUN DATA --captions FILE.")
-        return _not_learned_from(run, progress)
-    images = load_for(run, source, None if captions not in (None, BUILTIN) else limit, progress)
-    if captions in (None, BUILTIN):
-        if images.captions is None:
-            raise UserError(f"{source} carries no captions: give a file of them with --captions.")
-        found = images
-    else:
-        found = _with_captions(images, Path(captions).expanduser(), split, limit)
-    if lasting(source) == run.data().settings.source and found.notes == images.notes:
-        known = "the run learned from some of these images: leave out DATA to measure on the others only"
-        found = noted(found, [known])
-    return found
-
-
-def _with_captions(images: ImageSet, path: Path, split: str | None, limit: int | None) -> ImageSet:
-    """The images that the file has captions for; of one that parts its images, those to report on."""
-    table = read_captions(path)
-    warnings = table.warnings
-    known = {name for name in table.splits if name}
-    if split is None:
-        split = next((name for name in REPORT_SPLITS if name in known), None)
-        if split is not None:
-            warnings = (*warnings, f"measured on the split {split} of {path}; --split chooses another")
-    if split not in (None, EVERY_SPLIT):
-        table = dataclasses.replace(table.subset(*str(split).split(",")), warnings=())
-    captions, matched = table.match(images.names, f"the images of {images.source}")
-    warnings = (*warnings, *matched.warnings[len(table.warnings) :])
-    if known & set(TRAIN_SPLITS) and (split in (None, EVERY_SPLIT) or known & set(TRAIN_SPLITS) & {split}):
-        warnings = (*warnings, "these include captions of the training split, which the run may have learned from")
-    places = [i for i, of_image in enumerate(captions) if of_image][:limit]
-    return noted(images.with_column(CaptionColumn(captions)).subset(places), warnings)
-
-
-def _not_learned_from(run: Run, progress: Progress | None) -> ImageSet:
-    sets = reload_sets(run, progress=progress)
-    images = sets.measured_captions
-    if images is None:
-        raise UserError(
-            f"every caption of {run.folder.path} was learned from: give other images with captions "
-            "(semisight evaluate RUN DATA --captions captions.csv)."
-        )
-    hidden = sets.hidden_captions is not None
-    what = "whose captions were hidden from the training" if hidden else "whose held-out captions chose the weights"
-    return noted(images, [f"measured on {len(images):,} images {what}"])
 
 
 # ---- as text ----

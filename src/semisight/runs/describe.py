@@ -2,7 +2,7 @@
 
 from semisight.data.image_set import skipped_summary
 from semisight.model.architecture import Architecture
-from semisight.runs.sets import Sets
+from semisight.runs.images import Sets
 from semisight.runs.settings import DataSettings, Settings
 from semisight.training.config import TrainConfig
 
@@ -24,10 +24,11 @@ def describe_labels(sets: Sets, settings: Settings) -> list[str]:
     if not sets.has_labels:
         return ["labels: none; learning from the images alone"]
     train, n_unlabelled = settings.train, len(sets.train) - sets.n_labelled
-    n = sets.n_labelled + sets.n_held_out
+    held_out = sets.n_held_out("labels")
+    n = sets.n_labelled + held_out
     lines = [f"labels: {n:,} images of {len(sets.train.class_names)} classes ({_origin(settings.data)})"]
-    if sets.n_held_out:
-        lines.append(f"  {sets.n_held_out:,} are held out, to choose the weights and to calibrate probabilities")
+    if held_out:
+        lines.append(f"  {held_out:,} are held out, to choose the weights and to calibrate probabilities")
     else:
         why = "none are held out" if settings.data.valid_fraction == 0 else "too few to hold some out"
         last = "last weights" if train.average_decay is None else "last averaged weights"

@@ -10,8 +10,8 @@ from semisight.data.image_set import skipped_summary
 from semisight.files import write_atomic
 from semisight.runs.describe import describe_architecture
 from semisight.runs.evaluating import Evaluation, evaluate
+from semisight.runs.images import Sets
 from semisight.runs.run import DataRecord, Run
-from semisight.runs.sets import Sets
 from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
 
@@ -32,7 +32,8 @@ def write_model_card(run: Run, sets: Sets) -> Path:
 
 def card(run: Run, sets: Sets) -> str:
     record = run.data()
-    measured = None if run.classifier is None or sets.measured is None else evaluate(run.labels(), sets.measured)
+    labelled = sets.measured("labels")
+    measured = None if run.classifier is None or labelled is None else evaluate(run.labels(), labelled)
     parts = [
         f"# {run.folder.path.absolute().name}: model card",
         _what(run),
@@ -68,7 +69,7 @@ def _data(run: Run, record: DataRecord, sets: Sets) -> list[tuple[str, str]]:
     ]
     if run.classifier is not None:
         rows.append(("labels learned from", f"{sets.n_labelled:,} ({record.settings.labels or 'carried by the set'})"))
-        rows.append(("labels held out", f"{sets.n_held_out:,}"))
+        rows.append(("labels held out", f"{sets.n_held_out('labels'):,}"))
     if run.captioner is not None:
         rows.append(("captions learned from", f"{sets.n_captions:,} of {sets.n_captioned:,} images"))
     if record.n_skipped:

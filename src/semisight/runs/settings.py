@@ -75,7 +75,7 @@ class DataSettings:
         "set carries.",
         panel=_TAGS,
     )
-    tags_shown: float | None = setting(
+    tags_known: float | None = setting(
         default=None,
         help="Keep this share of the tags' entries and hide the others.",
         panel=_TAGS,
@@ -124,8 +124,8 @@ class DataSettings:
         stray = [word for word, given in self._caption_words() if given]
         if self.captions is None and stray:
             raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
-        if self.tags is None and self.tags_shown is not None:
-            raise UserError("--tags-shown is about tags: say which with --tags FILE (or builtin).")
+        if self.tags is None and self.tags_known is not None:
+            raise UserError("--tags-known is about tags: say which with --tags FILE (or builtin).")
 
     def _label_words(self) -> list[tuple[str, bool]]:
         return [

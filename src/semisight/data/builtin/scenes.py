@@ -6,7 +6,7 @@
     pixel      = background and objects, smooth at their edges, plus a little noise
 
 The label of a picture is the **shape of its main (largest) object**; colour, place, size and the second object are what
-a classifier has to see past. The captions are those of scene_captions.py.
+a classifier has to see past. Its tags are all colours and shapes in it. The captions are those of scene_captions.py.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ import torch
 from semisight.data.arrays import memory_limit, refuse_beyond
 from semisight.data.builtin.scene_captions import captions_of
 from semisight.data.builtin.scene_layout import COLOURS, SHAPES, Scene, SceneObject, make_scenes
+from semisight.data.columns import TagColumn
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.random import Stream, scene_numbers
@@ -108,8 +109,19 @@ def _distance(shape: str, x: Floats, y: Floats, r: Floats) -> Floats:
     raise ValueError(f"there is no shape {shape!r}")
 
 
+def tags_of(scenes: Sequence[Scene]) -> TagColumn:
+    """The colours and shapes of a scene's objects, all known."""
+    names = (*COLOURS, *SHAPES)
+    seen = [
+        {word for thing in (scene.main, scene.other) if thing for word in (thing.colour, thing.shape)}
+        for scene in scenes
+    ]
+    return TagColumn(torch.tensor([[name in words for name in names] for words in seen], dtype=torch.int8), names)
+
+
 def read_scenes(n: int = 2000, size: int = 32, seed: int = 0, n_captions: int = 1) -> ImageSet:
-    """n scenes as an image set with labels (shape of the main object) and `n_captions` captions each."""
+    """n scenes as an image set with labels (shape of the main object), tags (its colours and shapes) and `n_captions`
+    captions each."""
     _check(n, size)  # before the scenes are made, which takes the longest
     scenes = make_scenes(n, seed)
     return ImageSet.of(
@@ -118,5 +130,6 @@ def read_scenes(n: int = 2000, size: int = 32, seed: int = 0, n_captions: int = 
         labels=torch.tensor([SHAPES.index(scene.main.shape) for scene in scenes]),
         class_names=SHAPES,
         captions=tuple(captions_of(scene, n_captions, seed, i) for i, scene in enumerate(scenes)),
+        tags=tags_of(scenes),
         source=f"builtin:scenes?n={n}&size={size}&seed={seed}",
     )
