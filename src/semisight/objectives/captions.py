@@ -211,7 +211,7 @@ class Captions(nn.Module, Target):
         sure = (self.head.log_symbols(captions, code).exp() > self.threshold) & (captions != PADDING)
         return PseudoCaptions(captions, sure.to(code.dtype))
 
-    def learn(self, pseudo: PseudoCaptions, which: Tensor, seen: list[Tensor], step: int) -> Learned:
+    def learn(self, pseudo: PseudoCaptions, rows: CaptionRows, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n_symbols, n_sure = words_per_caption(pseudo.captions), pseudo.sure.sum()
         weight = self.weight(n_symbols.clamp_min(1), step)
         log_p = [(pseudo.sure * self.head.log_symbols(pseudo.captions, code[which])).sum(1) for code in seen]

@@ -156,7 +156,7 @@ class Joint(nn.Module):
 
         views = [self.encode(augmented(how.strong), generator, rows) for _ in range(2 if how.contrastive > 0 else 1)]
         given = [target.rows(batch.index, generator, rows) for target in self._targets]
-        others = [~target.present[batch.index.cpu()].to(batch.images.device) for target in self._targets]
+        others = [target.lacking()[batch.index.cpu()].to(batch.images.device) for target in self._targets]
         asks = how.pseudo_labels > 0 and any(target.rho < 1 for target in self._targets)
         believed = self._beliefs(augmented(how.weak), others, generator) if asks else [None] * len(others)
         loss, terms = batch.images.new_zeros(()), {}
@@ -166,7 +166,7 @@ class Joint(nn.Module):
             seen = target.see(views)
             gain, terms[target.name] = target.gain(of, seen, step)
             if belief is not None:
-                learned = target.learn(belief, without, seen, step)
+                learned = target.learn(belief, of, without, seen, step)
                 gain = gain + how.pseudo_labels * learned.gain
                 terms |= {f"{target.name}_{name}": term for name, term in learned.terms.items()}
             if how.contrastive > 0 and number == 0:  # once, in the units of the first target

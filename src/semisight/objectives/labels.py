@@ -126,7 +126,7 @@ class Labels(nn.Module, Target):
         self._beliefs = beliefs(scores)
         return pseudo_labels(scores, self.seen, self.shares.to(self.seen), self.threshold)
 
-    def learn(self, pseudo: PseudoLabels, which: Tensor, seen: list[Tensor], step: int) -> Learned:
+    def learn(self, pseudo: PseudoLabels, rows: Tensor, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n = len(which)
         total = torch.stack([(pseudo.label * scores[which]).sum() for scores in seen]).mean()
         gain = total / (max(self.rho, 1 - self.rho) * n)  # none weighs more than a labelled image

@@ -64,11 +64,16 @@ class Tags(nn.Module, Target):
         if self.values.dim() != 2 or self.values.shape[1] != head.n_tags:
             raise UserError(f"tags must be [N, {head.n_tags}], one column for each tag, not {list(self.values.shape)}.")
         self.present = (self.values >= 0).any(1)
-        self.n_tagged = max(1, int(self.present.sum()))
-        self.rho, self.n_pixels = float(self.present.float().mean()), 1
+        n_known = int((self.values >= 0).sum())
+        self.n_tagged = max(1, n_known // head.n_tags)  # as many images with all their tags would know as much
+        self.share = n_known / max(1, int(self.present.sum()) * head.n_tags)  # of the entries of images with any
+        self.rho, self.n_pixels = float(self.present.float().mean()) * self.share, 1
+
+    def lacking(self) -> Tensor:
+        return (self.values < 0).any(1)
 
     def balance(self, n_pixels: int, rho: float) -> None:
-        self.n_pixels, self.rho = n_pixels, rho
+        self.n_pixels, self.rho = n_pixels, rho * self.share
 
     def weight(self, step: int) -> float:
         if self.xi.value is not None:
@@ -99,8 +104,10 @@ class Tags(nn.Module, Target):
         sure = torch.where(p > self.threshold, 1, torch.where(p < 1 - self.threshold, 0, -1))
         return PseudoTags(sure.to(torch.int8))
 
-    def learn(self, pseudo: PseudoTags, which: Tensor, seen: list[tuple[Tensor, Tensor]], step: int) -> Learned:
-        values = pseudo.values
+    def learn(
+        self, pseudo: PseudoTags, rows: Tensor, which: Tensor, seen: list[tuple[Tensor, Tensor]], step: int
+    ) -> Learned:
+        values = torch.where(rows[which] < 0, pseudo.values, -1)  # what is known is learned by `gain`
         total = torch.stack([pick_tags(values, has[which], has_not[which]).sum() for has, has_not in seen]).mean()
         sure = (values >= 0).float().sum()
         terms = {"sure": sure / max(1, values.numel()), "pseudo": total.detach() / sure.clamp_min(1)}

@@ -73,6 +73,10 @@ class Target(Protocol):
     present: Tensor
     rho: float
 
+    def lacking(self) -> Tensor:
+        """bool [N]: training images that lack it, or some of it; pseudo-targets are for these."""
+        return ~self.present
+
     def strata(self) -> Tensor | None:
         """int64 [N]: classes that batches should hold equally often; None if there are none."""
         return None
@@ -112,8 +116,9 @@ class Target(Protocol):
         """Pseudo-targets for mean codes [B, J] of weakly augmented images that lack it; None if it has none."""
         return None
 
-    def learn(self, pseudo: Any, which: Tensor, seen: Any, step: int) -> Learned:
-        """log p of pseudo-targets for the images `which` (bool [B]) of a batch, from its strongly augmented views."""
+    def learn(self, pseudo: Any, rows: Any, which: Tensor, seen: Any, step: int) -> Learned:
+        """log p of pseudo-targets for the images `which` (bool [B]) of a batch, from its strongly augmented views.
+        `rows` are the batch's own values: what is known of an image is not learned from a pseudo-target."""
         ...
 
     def refresh(self, codes: Tensor, spread: Any, generator: torch.Generator) -> None:

@@ -42,8 +42,8 @@ class DataSettings:
     )
     labels: str | None = setting(
         default=None,
-        help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). Images "
-        "that it leaves out are unlabelled.",
+        help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "
+        "Images that it leaves out are unlabelled.",
         panel=_LABELS,
         shown="those that the set carries, if any",
     )
@@ -59,8 +59,8 @@ class DataSettings:
     )
     labels_per_class: int | None = setting(
         default=None,
-        help="Keep so many labels of each class and hide the others, to try out how few are enough; the error is measured "
-        "on hidden ones.",
+        help="Keep so many labels of each class and hide the others, to try out how few are enough; the error is "
+        "measured on hidden ones.",
         panel=_LABELS,
         shown="all",
         ge=1,
