@@ -52,7 +52,7 @@ def setting(
     inverse  the option stands for False
     bounds   ge, gt, le, lt as pydantic knows them
     """
-    words = {"panel": panel, "flag": flag, "shown": shown, "metavar": metavar, "inverse": inverse}
+    words: dict[str, Any] = {"panel": panel, "flag": flag, "shown": shown, "metavar": metavar, "inverse": inverse}
     return Field(default=default, description=help, json_schema_extra=words, **bounds)
 
 

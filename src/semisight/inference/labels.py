@@ -161,6 +161,17 @@ class LabelReader:
     def joined(self, parts: Sequence[LabelAnswer]) -> LabelAnswer:
         return LabelAnswer.joined(parts)
 
+    export_name = "probabilities"
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor:
+        """Probabilities for mean codes [B, J], in plain operations."""
+        calibration = self.calibration
+        scale, offset = calibration.scale.float(), calibration.offset.float()
+        return (self.head.decision(code) * scale + offset).softmax(1)
+
+    def export_about(self) -> dict[str, Any]:
+        return {"classes": list(self.class_names), "calibrated": self.calibrated}
+
     def believable(self) -> str:
         """What to think of the probabilities, for people."""
         if self.fitted is not None and not self.calibrated:

@@ -70,9 +70,9 @@ class DataSettings:
     )
     tags: str | None = setting(
         default=None,
-        help="Several labels per image: a CSV file with file,label in which a file may stand repeatedly, or with a column "
-        "for each tag holding 1, 0 or nothing (unknown); a .npy array [N, C] of 1, 0 and -1; builtin: those that the "
-        "set carries.",
+        help="Several labels per image: a CSV file with file,label in which a file may stand repeatedly, or with a "
+        "column for each tag holding 1, 0 or nothing (unknown); a .npy array [N, C] of 1, 0 and -1; builtin: those "
+        "that the set carries.",
         panel=_TAGS,
     )
     tags_known: float | None = setting(
@@ -85,8 +85,8 @@ class DataSettings:
     )
     captions: str | None = setting(
         default=None,
-        help="Karpathy's or COCO's json, a Flickr token file, CSV (columns file,caption) or JSON lines; builtin: those that "
-        "the set carries. Images that it leaves out are uncaptioned.",
+        help="Karpathy's or COCO's json, a Flickr token file, CSV (columns file,caption) or JSON lines; builtin: those "
+        "that the set carries. Images that it leaves out are uncaptioned.",
         panel=_CAPTIONS,
     )
     split: str | None = setting(
@@ -208,8 +208,8 @@ class LabelSettings:
     gamma: float = setting(default=1.0, help="Weighs the SVM's errors against its prior.", gt=0)
     xi: float | str = setting(
         default="paper",
-        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), or a multiple of the paper's such "
-        "as 10x.",
+        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), or a multiple of the paper's "
+        "such as 10x.",
         panel=_LABELS,
         shown="10 C times the paper's",
     )
@@ -248,8 +248,8 @@ class CaptionSettings:
     )
     caption_xi: float | str = setting(
         default="paper",
-        help="Weight of log p(caption) beside the image's bound: a number (1 is the exact bound), paper (N_X / (T rho)), or "
-        "a multiple of the paper's such as 10x.",
+        help="Weight of log p(caption) beside the image's bound: a number (1 is the exact bound), paper (N_X / (T "
+        "rho)), or a multiple of the paper's such as 10x.",
         panel=_CAPTIONS,
         shown="10x",
     )
@@ -269,8 +269,8 @@ class ConsistencySettings:
 
     consistency: bool = setting(
         default=True,
-        help="Learn on augmented images, and from images without a label or caption: pseudo-labels of the averaged model, "
-        "a contrastive term between two augmented views, and label spreading over a graph of codes.",
+        help="Learn on augmented images, and from images without a label or caption: pseudo-labels of the averaged "
+        "model, a contrastive term between two augmented views, and label spreading over a graph of codes.",
         panel=_CONSISTENCY,
         flag="--consistency/--no-consistency",
     )
@@ -352,7 +352,8 @@ class Settings:
 
     def replace(self, values: Mapping[str, Any]) -> "Settings":
         """With other values, by name."""
-        return Settings(*(_changed(one, values) for one in self._groups()), self.chosen)
+        changed: Any = [_changed(one, values) for one in self._groups()]
+        return Settings(*changed, chosen=self.chosen)  # type: ignore[misc]
 
     def suited(self, defaults: Mapping[str, Any]) -> "Settings":
         """With these values where nobody chose otherwise."""
@@ -392,7 +393,7 @@ def build(flat: Mapping[str, Any]) -> Settings:
         groups[0] = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
     for name in ("xi", "tag_xi", "caption_xi"):
         parse_xi(flat.get(name, "paper"), name)
-    return Settings(*cast(Any, groups), frozenset(flat))
+    return Settings(*cast(Any, groups), chosen=frozenset(flat))  # type: ignore[misc]
 
 
 def parse_xi(xi: float | str, name: str = "xi") -> tuple[float | None, float]:
@@ -422,7 +423,7 @@ def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by name, of a run's config.json or a checkpoint's header; all but the data's."""
     try:
         about = meta["about"]
-        model = about["model"] if "model" in about else about  # format 1 kept it one level up
+        model = about.get("model", about)  # format 1 kept it one level up
         architecture = model["architecture"]
         layers = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
         saved = about.get("settings", {})

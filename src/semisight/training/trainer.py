@@ -48,7 +48,7 @@ Which = Literal["newest", "best"]
 
 @dataclass(frozen=True)
 class Fitted:
-    """How a run ended; the weights to use lie in `checkpoint` (load_parts), or in `weights` by part without a folder."""
+    """How a run ended; the weights to use lie in `checkpoint` (load_parts), without a folder in `weights` by part."""
 
     reason: str
     step: int

@@ -1,6 +1,7 @@
-"""`semisight export` without its command line: the encoder with its heads as one ONNX file, checked against torch.
+"""The encoder with its heads as one ONNX file, checked against torch.
 
-    images [B, C, H, W] in [0, 1]  ->  code, log_spread [B, J]; probabilities [B, C]; caption [B, T], -1 after the end
+    images [B, C, H, W] in [0, 1]  ->  code, log_spread [B, J]; probabilities [B, C]; tag_probabilities [B, C];
+                                       caption [B, T], -1 after the end
 
 The same mathematics as the model's in plain operations, batch first, that any runtime knows. The caption is the greedy
 one for the mean code. Names of classes and words stand in the file's metadata under "semisight", as JSON.
@@ -9,22 +10,20 @@ one for the mean code. Names of classes and words stand in the file's metadata u
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semisight.data.vocabulary import UNKNOWN
 from semisight.errors import UserError
 from semisight.files import atomic_path
 from semisight.model.architecture import Layer
 from semisight.model.encoders.paper import PaperEncoder, PoolingMLP, after_pooling, below_code
-from semisight.model.heads.captions import END, PADDING, CaptionHead
-from semisight.runs.run import Run
+from semisight.model.image_model import ImageModel
 
 TOLERANCE = 1e-4
 MAX_WORDS = 20
@@ -79,7 +78,7 @@ class PlainEncoder(nn.Module):
         p = layer.pool
         _, k, height, width = maps.shape
         blocks = maps.reshape(-1, k, height // p, p, width // p, p).permute(0, 1, 2, 4, 3, 5).flatten(4)
-        if self.encoder.pooling == "max":
+        if not self.encoder.has_places:
             return blocks.amax(-1)
         weights = cast(PoolingMLP, self.encoder.pooling_mlps[index])
         eta = (
@@ -88,79 +87,77 @@ class PlainEncoder(nn.Module):
         return (torch.softmax(eta, -1) * blocks).sum(-1)
 
 
+class PlainMoments(nn.Module):
+    """Mean and log spread of q(s | X) of any other encoder: these are plain operations already."""
+
+    def __init__(self, model: ImageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self.model.code_moments(images)
+
+
+class Answering(Protocol):
+    """What an export asks of a reader: a name, the answer to mean codes [B, J] in plain operations, and its words."""
+
+    @property
+    def head(self) -> Any: ...
+
+    @property
+    def export_name(self) -> str: ...
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor: ...
+
+    def export_about(self) -> dict[str, Any]: ...
+
+
 class Whole(nn.Module):
     """The encoder with the heads that a run has; what it gives is in the order of `outputs`."""
 
-    def __init__(self, run: Run, max_words: int) -> None:
+    def __init__(self, model: ImageModel, readers: Sequence[Answering], max_words: int) -> None:
         super().__init__()
-        self.encoder = PlainEncoder(run.model.encoder)
-        self.outputs = ["code", "log_spread"]
-        self.label_head: nn.Module | None = None
-        self.caption_head: CaptionHead | None = None
-        self.max_words = max_words
-        if run.classifier is not None:
-            self.label_head = cast(nn.Module, run.classifier.head)
-            calibration = run.classifier.calibration
-            self.register_buffer("scale", calibration.scale.float())
-            self.register_buffer("offset", calibration.offset.float())
-            self.outputs.append("probabilities")
-        if run.captioner is not None:
-            self.caption_head = run.captioner.head
-            self.outputs.append("caption")
+        plain = isinstance(model.encoder, PaperEncoder)
+        self.encoder: nn.Module = PlainEncoder(cast(PaperEncoder, model.encoder)) if plain else PlainMoments(model)
+        self.heads = nn.ModuleList(reader.head for reader in readers)
+        self.readers, self.max_words = list(readers), max_words
+        self.outputs = ["code", "log_spread", *(reader.export_name for reader in readers)]
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         code, log_spread = self.encoder(images)
-        found = [code, log_spread]
-        if self.label_head is not None:
-            decision = cast(Any, self.label_head).decision(code)
-            found.append((decision * cast(Tensor, self.scale) + cast(Tensor, self.offset)).softmax(1))
-        if self.caption_head is not None:
-            found.append(greedy_captions(self.caption_head, code, self.max_words))
-        return tuple(found)
+        return (code, log_spread, *(reader.exported(code, self.max_words) for reader in self.readers))
 
 
-def greedy_captions(head: CaptionHead, code: Tensor, max_words: int) -> Tensor:
-    """int64 [B, T]: the most probable word after the words before it, ended by END, then -1; never the unknown word."""
-    allowed = torch.zeros(head.vocab_size)
-    allowed[UNKNOWN] = -torch.inf
-    state, words = head.start(code), []
-    open_ = torch.ones(code.shape[0], dtype=torch.bool)
-    for t in range(max_words):
-        best = (head.log_words(state) + allowed).argmax(-1)
-        words.append(torch.where(open_, best, torch.full_like(best, PADDING)))
-        open_ = open_ & (best != END)
-        if t + 1 < max_words:
-            state = head.step(best, state)
-    return torch.stack(words, 1)
-
-
-def export_onnx(run: Run, out: Path, max_words: int = MAX_WORDS) -> Exported:
+def export_onnx(
+    model: ImageModel, readers: Sequence[Answering], out: Path, step: int = 0, max_words: int = MAX_WORDS
+) -> Exported:
     """Writes the file, whole or not at all, once its answers were found equal to torch's."""
     onnx, onnxruntime = _libraries()
-    if run.model.pooling == "sampled":
+    if not model.encoder.mean_is_exact:
         raise UserError(
-            f'{run.folder.path} was trained with pooling "sampled", whose codes are averages over draws: only '
-            '"expected" and "max" give one answer that can be exported. Train with --pooling expected.'
+            'the run was trained with pooling "sampled", whose codes are averages over draws: only "expected" and '
+            '"max" give one answer that can be exported. Train with --pooling expected.'
         )
-    run = _on_cpu(run)
-    whole = Whole(run, max_words).eval()
-    shape = run.architecture.image_shape
+    for module in (model, *(reader.head for reader in readers)):
+        module.cpu()
+    whole = Whole(model, readers, max_words).eval()
+    shape = model.architecture.image_shape
     example = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with atomic_path(out) as temporary:
         _export(whole, example, temporary)
-        model = onnx.load(str(temporary))
-        entry = model.metadata_props.add()
-        entry.key, entry.value = "semisight", json.dumps(_about(run), ensure_ascii=False)
-        onnx.checker.check_model(model)
-        temporary.write_bytes(model.SerializeToString())
+        found = onnx.load(str(temporary))
+        entry = found.metadata_props.add()
+        entry.key, entry.value = "semisight", json.dumps(_about(model, readers, step), ensure_ascii=False)
+        onnx.checker.check_model(found)
+        temporary.write_bytes(found.SerializeToString())
         session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
-        difference = _difference(run, whole, session)
+        difference = _difference(model, whole, session)
         if not difference <= TOLERANCE:
             raise UserError(
                 f"the exported model differs from torch by {difference:.2g}, more than {TOLERANCE:g}: nothing was "
                 "written. Please report this with the settings of the run."
             )
-        torch_ms, onnx_ms = _latency(run, whole, session)
+        torch_ms, onnx_ms = _latency(model, whole, session)
         n_bytes = temporary.stat().st_size
     return Exported(out, tuple(whole.outputs), n_bytes, difference, torch_ms, onnx_ms)
 
@@ -173,13 +170,6 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(f"export needs {error.name}: pip install 'semisight[onnx]'.") from None
     return onnx, onnxruntime
-
-
-def _on_cpu(run: Run) -> Run:
-    for module in (run.model, run.classifier and run.classifier.head, run.captioner and run.captioner.head):
-        if isinstance(module, nn.Module):
-            module.cpu()
-    return run
 
 
 def _export(whole: Whole, example: Tensor, file: Path) -> None:
@@ -203,51 +193,41 @@ def _export(whole: Whole, example: Tensor, file: Path) -> None:
         )
 
 
-def _about(run: Run) -> dict[str, Any]:
-    about: dict[str, Any] = {"image_shape": list(run.architecture.image_shape), "pixels": "0..1", "step": run.step}
-    if run.classifier is not None:
-        about |= {"classes": list(run.classifier.class_names), "calibrated": run.classifier.calibrated}
-    if run.captioner is not None:
-        vocabulary = run.captioner.vocabulary
-        about["words"] = [
-            vocabulary.tokens([symbol])[0] if symbol > UNKNOWN else "" for symbol in range(len(vocabulary))
-        ]
+def _about(model: ImageModel, readers: Sequence[Answering], step: int) -> dict[str, Any]:
+    about: dict[str, Any] = {"image_shape": list(model.architecture.image_shape), "pixels": "0..1", "step": step}
+    for reader in readers:
+        about |= reader.export_about()
     return about
 
 
 @torch.no_grad()
-def _difference(run: Run, whole: Whole, session: Any) -> float:
-    """The largest difference of any output from what the model itself says, over random images; captions: 0 or 1."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.rand(_CHECKED, *run.architecture.image_shape, generator=generator)
-    found = dict(zip(whole.outputs, session.run(None, {"images": images.numpy()}), strict=True))
-    posterior = run.model.encode(images, generator)
-    expected = {"code": posterior.mean, "log_spread": posterior.log_spread}
-    if run.classifier is not None:
-        decision = run.classifier.head.decision(posterior.mean)
-        expected["probabilities"] = run.classifier.calibration.probabilities(decision)
-    worst = max(float((torch.from_numpy(found[name]) - value).abs().max()) for name, value in expected.items())
-    if run.captioner is not None:
-        words = greedy_captions(run.captioner.head, posterior.mean, whole.max_words)
-        worst = max(worst, float((torch.from_numpy(found["caption"]) != words).any()))
+def _expected(model: ImageModel, whole: Whole, images: Tensor) -> list[Tensor]:
+    """What the model itself says, by its own fast encoder."""
+    code, log_spread = model.code_moments(images)
+    return [code, log_spread, *(reader.exported(code, whole.max_words) for reader in whole.readers)]
+
+
+def _difference(model: ImageModel, whole: Whole, session: Any) -> float:
+    """The largest difference of any output from what the model itself says, over random images; words: 0 or 1."""
+    images = torch.rand(_CHECKED, *model.architecture.image_shape, generator=torch.Generator().manual_seed(1))
+    found = [torch.from_numpy(value) for value in session.run(None, {"images": images.numpy()})]
+    worst = 0.0
+    for value, truth in zip(found, _expected(model, whole, images), strict=True):
+        if truth.is_floating_point():
+            worst = max(worst, float((value - truth).abs().max()))
+        else:
+            worst = max(worst, float((value != truth).any()))
     return worst
 
 
-@torch.no_grad()
-def _latency(run: Run, whole: Whole, session: Any) -> tuple[float, float]:
+def _latency(model: ImageModel, whole: Whole, session: Any) -> tuple[float, float]:
     """Milliseconds for one image, torch and ONNX in turns; torch by the way it predicts with itself."""
-    image = torch.rand(1, *run.architecture.image_shape, generator=torch.Generator().manual_seed(2))
-    generator = torch.Generator().manual_seed(0)
-
-    def by_torch() -> None:
-        code = run.model.mean_code(image, generator)
-        if run.classifier is not None:
-            run.classifier.calibration.probabilities(run.classifier.head.decision(code))
-        if run.captioner is not None:
-            greedy_captions(run.captioner.head, code, whole.max_words)
-
+    image = torch.rand(1, *model.architecture.image_shape, generator=torch.Generator().manual_seed(2))
     given = {"images": image.numpy()}
-    ways: tuple[Callable[[], object], ...] = (by_torch, lambda: session.run(None, given))
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: _expected(model, whole, image),
+        lambda: session.run(None, given),
+    )
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(_ROUNDS + 3):
         for way, spent in zip(ways, times, strict=True):
