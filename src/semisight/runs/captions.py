@@ -99,11 +99,6 @@ class CaptionKind:
             },
         }
 
-    def files(self, target: Target) -> dict[str, bytes]:
-        assert isinstance(target, Captions)
-        seen = save_tensors({"seen": hashes_of_texts(target.texts)})
-        return {VOCABULARY: _words(target).to_json().encode(), SEEN: seen}
-
     def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
         if sets.valid is None or not sets.n_held_out(CAPTIONS):
             return None
@@ -146,12 +141,20 @@ class CaptionKind:
 
     def reader_of(self, target: Target) -> CaptionReader:
         assert isinstance(target, Captions)
-        return CaptionReader(target.head, _words(target), n_learned=int(target.present.sum()))
+        return CaptionReader(
+            target.head,
+            _words(target),
+            seen=hashes_of_texts(target.texts),
+            n_captions=len(target.encoded.starts) - 1,
+            n_learned=int(target.present.sum()),
+        )
 
-    def calibrate(
-        self, folder: RunFolder, reader: CaptionReader, model: ImageModel, sets: Sets, step: int, seed: int
-    ) -> None:
+    def calibrate(self, reader: CaptionReader, model: ImageModel, sets: Sets, step: int, seed: int) -> CaptionReader:
         """Probabilities of sentences are the model's own."""
+        return reader
+
+    def saved(self, reader: CaptionReader) -> dict[str, bytes]:
+        return {VOCABULARY: reader.vocabulary.to_json().encode(), SEEN: save_tensors({"seen": reader.seen})}
 
     def missing(self, folder: RunFolder) -> str:
         return (

@@ -75,10 +75,6 @@ class Kind(Protocol):
         """What a checkpoint says of it: enough to build head and reader again, and to notice other data."""
         ...
 
-    def files(self, target: Target) -> dict[str, bytes]:
-        """Further files of a new run, by name."""
-        ...
-
     def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
         """What is measured on held-out values while training; None where there are none."""
         ...
@@ -97,8 +93,12 @@ class Kind(Protocol):
         """The same of a target that was trained in Python."""
         ...
 
-    def calibrate(self, folder: RunFolder, reader: Any, model: ImageModel, sets: Sets, step: int, seed: int) -> None:
-        """Called once the training has come to its end."""
+    def calibrate(self, reader: Any, model: ImageModel, sets: Sets, step: int, seed: int) -> Any:
+        """The reader as it is once the training has come to its end."""
+        ...
+
+    def saved(self, reader: Any) -> dict[str, bytes]:
+        """The files of a run that belong to the reader, by name."""
         ...
 
     def missing(self, folder: RunFolder) -> str:

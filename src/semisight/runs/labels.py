@@ -1,5 +1,6 @@
 """Sections 3.1 and 5.2: one label per image as a kind of target, from the settings to the reader of a finished run."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any, cast
@@ -11,7 +12,7 @@ from semisight.data.augment import augment_for
 from semisight.data.batches import is_dealt
 from semisight.data.columns import LABELS, LabelColumn
 from semisight.errors import UserError
-from semisight.files import write_json
+from semisight.files import json_bytes
 from semisight.inference.encode import encode, encode_set
 from semisight.inference.labels import FittedCalibration, LabelReader, decide, fit_calibration, fit_to_augmentation
 from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
@@ -124,9 +125,6 @@ class LabelKind:
             "settings": _settings_of(target.head),
         }
 
-    def files(self, target: Target) -> dict[str, bytes]:
-        return {}
-
     def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
         if sets.valid is None or not sets.n_held_out(LABELS):
             return None
@@ -163,20 +161,20 @@ class LabelKind:
         assert isinstance(target, Labels)
         return LabelReader(target.label_head, target.class_names, n_learned=int(target.present.sum()))
 
-    def calibrate(
-        self, folder: RunFolder, reader: LabelReader, model: ImageModel, sets: Sets, step: int, seed: int
-    ) -> None:
+    def calibrate(self, reader: LabelReader, model: ImageModel, sets: Sets, step: int, seed: int) -> LabelReader:
         """Fits probabilities to held-out labels, or to augmented images where there are none."""
         if sets.n_held_out(LABELS) and sets.valid is not None:
             labels = _column(sets, "valid").values
             known = (labels >= 0).nonzero().squeeze(1)
             fitted = fit_calibration(decisions(model, reader.head, sets.valid, known), labels[known], step, seed)
-        else:
-            found = _augmented_decisions(model, reader.head, sets, seed)
-            if found is None:  # too few images: the probabilities stay the model's own
-                return
-            fitted = fit_to_augmentation(*found, step)
-        write_json(folder.file(CALIBRATION), fitted.to_dict())
+            return dataclasses.replace(reader, fitted=fitted)
+        found = _augmented_decisions(model, reader.head, sets, seed)
+        if found is None:  # too few images: the probabilities stay the model's own
+            return reader
+        return dataclasses.replace(reader, fitted=fit_to_augmentation(*found, step))
+
+    def saved(self, reader: LabelReader) -> dict[str, bytes]:
+        return {} if reader.fitted is None else {CALIBRATION: json_bytes(reader.fitted.to_dict())}
 
     def missing(self, folder: RunFolder) -> str:
         return (

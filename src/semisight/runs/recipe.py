@@ -62,9 +62,11 @@ class Recipe:
     def target(self, kind: Kind) -> Target:
         return next(cast(Target, target) for target in self.objective.targets if cast(Target, target).name == kind.name)
 
-    def trainer(self, folder: Path, files: Mapping[str, bytes] | None = None, epoch_length: int = 1) -> Trainer:
+    def trainer(self, folder: Path | None, files: Mapping[str, bytes] | None = None, epoch_length: int = 1) -> Trainer:
         """That learns it in this folder; `epoch_length` counts several passes over a small set as one epoch."""
-        own = {name: body for kind in self.kinds for name, body in kind.files(self.target(kind)).items()}
+        own = {
+            name: body for kind in self.kinds for name, body in kind.saved(kind.reader_of(self.target(kind))).items()
+        }
         return Trainer(
             self.objective,
             self.sets.train,

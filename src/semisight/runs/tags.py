@@ -1,5 +1,6 @@
 """Several labels per image as a kind of target, from the settings to the reader of a finished run."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any, cast
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from semisight.data.columns import TAGS, TagColumn
 from semisight.errors import UserError
-from semisight.files import write_json
+from semisight.files import json_bytes
 from semisight.inference.encode import encode_set
 from semisight.inference.tags import TagCalibration, TagReader, fit_tags
 from semisight.metrics.tags import score_tags
@@ -63,9 +64,6 @@ class TagKind:
             "settings": {"tag_head": target.head.kind},
         }
 
-    def files(self, target: Target) -> dict[str, bytes]:
-        return {}
-
     def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
         if sets.valid is None or not sets.n_held_out(TAGS):
             return None
@@ -109,16 +107,16 @@ class TagKind:
         assert isinstance(target, Tags)
         return TagReader(target.head, target.names, n_learned=int(target.present.sum()))
 
-    def calibrate(
-        self, folder: RunFolder, reader: TagReader, model: ImageModel, sets: Sets, step: int, seed: int
-    ) -> None:
+    def calibrate(self, reader: TagReader, model: ImageModel, sets: Sets, step: int, seed: int) -> TagReader:
         if sets.valid is None or not sets.n_held_out(TAGS):
-            return
+            return reader
         column = _column(sets, "valid")
         known = column.present.nonzero().squeeze(1)
         fitted = fit_tags(decisions(model, reader.head, sets.valid, known), column.values[known], step)
-        if fitted is not None:
-            write_json(folder.file(CALIBRATION), fitted.to_dict())
+        return dataclasses.replace(reader, fitted=fitted)
+
+    def saved(self, reader: TagReader) -> dict[str, bytes]:
+        return {} if reader.fitted is None else {CALIBRATION: json_bytes(reader.fitted.to_dict())}
 
     def missing(self, folder: RunFolder) -> str:
         return (

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ import torch
 from semisight.data.batches import share_of_batch
 from semisight.data.image_set import skipped_summary
 from semisight.errors import UserError
-from semisight.files import json_checksum, locked, write_atomic
+from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
 from semisight.model.architecture import Architecture
 from semisight.model.encoders.paper import PaperEncoder
 from semisight.objectives.joint import Joint
@@ -25,10 +25,11 @@ from semisight.runs.model_card import write_model_card
 from semisight.runs.recipe import Recipe, compose, plan_of, refresher, suited, with_model_of
 from semisight.runs.run import DATA, UNFINISHED, DataRecord, Run, load_run
 from semisight.runs.settings import DataSettings, Settings
-from semisight.training.checkpoint import load_parts
+from semisight.training.checkpoint import Checkpoint, load_parts, write_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_device
-from semisight.training.folder import RunFolder, check_folder
+from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, describe
+from semisight.training.state import Counters
 from semisight.training.trainer import Fitted, Trainer
 
 Say = Callable[[str], None]
@@ -69,7 +70,7 @@ def train_run(
 
 
 def _fit(recipe: Recipe, record: DataRecord, folder: RunFolder, resume: bool, overwrite: bool) -> Fitted:
-    text = _json(record.to_dict())
+    text = json_bytes(record.to_dict())
     trainer = recipe.trainer(folder.path, {DATA: text})
     try:
         return trainer.fit(resume=resume, overwrite=overwrite, lock=False)
@@ -81,9 +82,50 @@ def _fit(recipe: Recipe, record: DataRecord, folder: RunFolder, resume: bool, ov
 
 def finish(folder: RunFolder, sets: Sets) -> None:
     """Calibrates what has been learned."""
-    run = load_run(folder.path)
+    run = calibrated(load_run(folder.path), sets)
     for name, reader in run.readers.items():
-        kind_named(name).calibrate(folder, reader, run.model, sets, run.step, run.config.seed)
+        for file, content in kind_named(name).saved(reader).items():
+            write_atomic(folder.file(file), content)
+
+
+def calibrated(run: Run, sets: Sets) -> Run:
+    """The run with readers as they are once the training has come to its end."""
+    readers = {
+        name: kind_named(name).calibrate(reader, run.model, sets, run.step, run.config.seed)
+        for name, reader in run.readers.items()
+    }
+    return dataclasses.replace(run, readers=readers)
+
+
+def train_in_memory(recipe: Recipe, epoch_length: int = 1) -> Run:
+    """Trains without a folder; `save_run` can write it to one."""
+    fitted = recipe.trainer(None, epoch_length=epoch_length).fit()
+    parts = recipe.objective.parts()
+    for name, weights in fitted.weights.items():
+        parts[name].load_state_dict(dict(weights))
+    recipe.objective.eval()
+    readers = {kind.name: kind.reader_of(recipe.target(kind)) for kind in recipe.kinds}
+    held_out = {kind.name: recipe.sets.n_held_out(kind.name) for kind in recipe.kinds}
+    readers = {name: dataclasses.replace(cast(Any, one), n_held_out=held_out[name]) for name, one in readers.items()}
+    threads, device = torch.get_num_threads(), str(recipe.objective.model.device)
+    meta = {
+        **describe(recipe.config, recipe.about, recipe.sets.train, recipe.sets.valid, threads, device),
+        "counters": dataclasses.asdict(Counters(step=fitted.step, seconds=fitted.seconds)),
+    }
+    return calibrated(Run(recipe.objective.model, readers, meta=meta), recipe.sets)
+
+
+def save_run(run: Run, path: Path, record: DataRecord) -> None:
+    """Writes a run that is in memory to a folder that every command reads, all of it or nothing."""
+    parts = {"model": run.model, **{f"head.{name}": reader.head for name, reader in run.readers.items()}}
+    with bundle(path, remove=FILES) as new:
+        tensors = {name: module.state_dict() for name, module in parts.items()}
+        write_checkpoint(new / NEWEST, Checkpoint(tensors, {key: run.meta[key] for key in run.meta if key != "format"}))
+        write_json(new / "config.json", run.meta)
+        write_json(new / DATA, record.to_dict())
+        for name, reader in run.readers.items():
+            for file, content in kind_named(name).saved(reader).items():
+                write_atomic(new / file, content)
 
 
 @contextlib.contextmanager
@@ -106,12 +148,6 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
 
 def _stamp(file: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    import json
-
-    return (json.dumps({**values, "checksum": json_checksum(values)}, indent=2, allow_nan=False) + "\n").encode()
 
 
 # ---- words ----
@@ -252,7 +288,9 @@ def train(
         plan=plan,
         on_epoch=refresher(objective, images, seed),
         about=about_parts(objective),
-        files={name: body for target, kind in _known(targets) for name, body in kind.files(target).items()},
+        files={
+            name: body for target, kind in _known(targets) for name, body in kind.saved(kind.reader_of(target)).items()
+        },
     )
     fitted = trainer.fit(resume=resume, overwrite=overwrite)
     parts = objective.parts()
