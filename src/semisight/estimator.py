@@ -282,12 +282,13 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             values = self.run_.predict(self._set(images)).probabilities.double().numpy()
         return values / values.sum(1, keepdims=True)
 
-    def score(self, images: Any, labels: Any, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of right labels; with several labels per image, of right entries among the known ones."""
+        check_is_fitted(self)
         if self.run_.has(TAGS):
-            known = np.asarray(labels) >= 0
-            return float((self.predict(images) == np.asarray(labels))[known].mean())
-        return float(super().score(images, labels, sample_weight))
+            known = np.asarray(y) >= 0
+            return float((self.predict(X) == np.asarray(y))[known].mean())
+        return float(super().score(X, y, sample_weight))
 
     def transform(self, images: Any) -> Floats:
         """[N, J]: the codes, as means of q(s | X)."""
