@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from semisight.data.builtin.scene_captions import names_rightly, parse_caption
+from semisight.data.builtin.scenes import names_rightly, parse_caption
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.errors import UserError
