@@ -415,4 +415,4 @@ def test_what_meteor_needs_is_said(run: Path, photos: Path, tmp_path: Path, monk
     result = semisight("evaluate", run, photos, "--captions", tmp_path / "captions.csv")
     assert result.code == 0
     assert "METEOR was not computed" in result.err and "METEOR" not in result.out
-    assert "every caption" in refused("evaluate", run)
+    assert "all captions of" in refused("evaluate", run)
