@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semisight.model.architecture import Architecture, Layer, Nonlinearity
-from semisight.model.decoder import ImageDecoder, maximising_alpha0
+from semisight.model.decoder import Decoder, maximising_alpha0
 from semisight.model.encoders.paper import POOLINGS, Pooling
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
@@ -55,7 +55,7 @@ def test_kl_of_z_is_zero_when_uniform_and_counts_places_when_certain() -> None:
 
 
 def test_the_likelihood_is_the_gaussian_of_4() -> None:
-    decoder = ImageDecoder(TINY, torch.Generator().manual_seed(0)).double()
+    decoder = Decoder(TINY, torch.Generator().manual_seed(0)).double()
     decoder.log_alpha0.data.fill_(1.3)
     x, mean = torch.rand(2, 6, 6, 3, dtype=torch.float64), torch.rand(2, 6, 6, 3, dtype=torch.float64)
     normal = torch.distributions.Normal(mean, math.exp(-1.3 / 2))
@@ -63,7 +63,7 @@ def test_the_likelihood_is_the_gaussian_of_4() -> None:
 
 
 def test_alpha0_s_exact_maximiser() -> None:
-    decoder = ImageDecoder(TINY, torch.Generator().manual_seed(0)).double()
+    decoder = Decoder(TINY, torch.Generator().manual_seed(0)).double()
     x, mean = torch.rand(2, 6, 6, 5, dtype=torch.float64), torch.rand(2, 6, 6, 5, dtype=torch.float64)
     best = maximising_alpha0((x - mean).square(), x.numel()).log()
     values = []
@@ -91,7 +91,7 @@ def test_the_bound_rises_with_the_reconstruction_and_falls_with_the_kls() -> Non
 @pytest.mark.parametrize("nonlinearity", ["relu", "norm-relu"])
 def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str, nonlinearity: Nonlinearity) -> None:
     architecture = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(3, 3, 2), Layer(4, 2)), nonlinearity)
-    objective = ImageObjective(ImageModel(architecture, pooling), gradient)  # type: ignore[arg-type]
+    objective = ImageObjective(ImageModel.of(architecture, pooling), gradient)  # type: ignore[arg-type]
     if gradient == "nvil":  # its baseline starts at zero, where the inner weights have no gradient yet
         torch.nn.init.normal_(objective.estimator.outer)  # type: ignore[arg-type]
     step = objective(Batch(torch.rand(5, 2, 14, 14), torch.arange(5)), torch.Generator(), Rows(0, 5, 5))
@@ -105,7 +105,7 @@ def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str, no
 
 def test_alpha0_exact_follows_the_residual() -> None:
     torch.manual_seed(0)
-    objective = ImageObjective(ImageModel(TINY), alpha0="exact")
+    objective = ImageObjective(ImageModel.of(TINY), alpha0="exact")
     images = torch.rand(8, 2, 6, 6)
     for step in range(400):
         objective(Batch(images, torch.arange(8)), torch.Generator().manual_seed(step), Rows(0, 8, 8))

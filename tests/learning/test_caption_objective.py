@@ -62,7 +62,7 @@ def objective(
     labels: Tensor | None = None,
     pooling: Pooling = "expected",
 ) -> CaptionObjective:
-    images = ImageObjective(ImageModel(TINY, pooling, seed=1))
+    images = ImageObjective(ImageModel.of(TINY, pooling, seed=1))
     captions = encoded(texts)
     plan = caption_plan(captions.present, settings, 8, labels)
     term = None if labels is None else build_label_term(images, labels, 3, LabelSettings(), plan, seed=2)
@@ -122,7 +122,10 @@ def test_other_captions_are_noticed_on_resuming() -> None:
 
 @pytest.mark.parametrize("pooling", ["expected", "sampled"])
 def test_xi_zero_is_the_bound_on_images_alone(pooling: Pooling) -> None:
-    joint, alone = objective(replace(SETTINGS, xi=0.0), pooling=pooling), ImageObjective(ImageModel(TINY, pooling, 1))
+    joint, alone = (
+        objective(replace(SETTINGS, xi=0.0), pooling=pooling),
+        ImageObjective(ImageModel.of(TINY, pooling, 1)),
+    )
     a, b = step(joint), step(alone)
     assert torch.equal(a.loss, b.loss)
     ga, gb = gradients(joint, a), gradients(alone, b)
@@ -135,7 +138,7 @@ def test_a_missing_caption_contributes_nothing() -> None:
     """Captions of one image alone: the value is the bound and that caption; the gradient of the other images' codes
     is that of the bound."""
     only_first = (TEXTS[0][:1], *[()] * (N - 1))
-    one, none = objective(texts=only_first), ImageObjective(ImageModel(TINY, seed=1))
+    one, none = objective(texts=only_first), ImageObjective(ImageModel.of(TINY, seed=1))
     one.xi = CaptionXi(7.0)
     with_it, without = step(one), step(none)
     _, posterior, _ = none.infer(pictures().images, torch.Generator().manual_seed(3), ALL)
@@ -226,7 +229,7 @@ def test_two_processes_see_the_captions_of_one() -> None:
 
 
 def test_validation_does_not_take_training_captions_for_its_own() -> None:
-    joint, alone = objective().eval(), ImageObjective(ImageModel(TINY, seed=1)).eval()
+    joint, alone = objective().eval(), ImageObjective(ImageModel.of(TINY, seed=1)).eval()
     assert torch.equal(step(joint).loss, step(alone).loss)
     assert "caption" not in step(joint).terms
 
@@ -234,7 +237,7 @@ def test_validation_does_not_take_training_captions_for_its_own() -> None:
 def test_a_vocabulary_of_another_size_is_refused() -> None:
     other = EncodedCaptions.encode(TEXTS, Vocabulary.from_captions(["a dog"], 1))
     with pytest.raises(UserError, match="vocabulary of 4 symbols"):
-        CaptionObjective(ImageObjective(ImageModel(TINY)), objective().head, other, CaptionXi(1.0))
+        CaptionObjective(ImageObjective(ImageModel.of(TINY)), objective().head, other, CaptionXi(1.0))
 
 
 # ---- batches ----
@@ -279,7 +282,7 @@ def config(steps: int = 4) -> TrainConfig:
 
 @pytest.mark.parametrize("pooling", ["expected", "sampled"])
 def test_two_step_leaves_the_image_model_as_it_is(tmp_path: Path, pooling: Pooling) -> None:
-    images = ImageObjective(ImageModel(TINY, pooling, seed=1), gradient="nvil", alpha0="exact")
+    images = ImageObjective(ImageModel.of(TINY, pooling, seed=1), gradient="nvil", alpha0="exact")
     before = {name: value.clone() for name, value in images.state_dict().items()}
     settings = replace(SETTINGS, two_step=True)
     plan = caption_plan(encoded().present, settings, 8)
@@ -295,7 +298,7 @@ def test_two_step_leaves_the_image_model_as_it_is(tmp_path: Path, pooling: Pooli
 
 
 def test_kept_posteriors_give_the_codes_that_encoding_gives() -> None:
-    model = ImageModel(TINY, seed=1)
+    model = ImageModel.of(TINY, seed=1)
     kept = posteriors_of(model, pictures())
     assert kept is not None
     posterior = model.encode(pictures().images, torch.Generator())
@@ -344,7 +347,7 @@ def test_captions_of_pictures_are_learned() -> None:
     captions = EncodedCaptions.encode(texts, vocabulary)
     settings = CaptionSettings(min_count=1, hidden_size=16, embedding_size=8)
     plan = caption_plan(captions.present, settings, N)
-    model = ImageModel(TINY, seed=1)
+    model = ImageModel.of(TINY, seed=1)
     model.start_from(images)
     of = build_caption_objective(ImageObjective(model), captions, settings, plan, 0)
     before = caption_perplexity(model, of.head, train, captions, n_codes=4)
@@ -368,7 +371,7 @@ def test_captions_of_pictures_are_learned() -> None:
 
 @pytest.mark.parametrize("pooling", ["expected", "sampled"])
 def test_codes_for_captions_come_from_q(pooling: Pooling) -> None:
-    model = ImageModel(TINY, pooling, seed=1)
+    model = ImageModel.of(TINY, pooling, seed=1)
     codes = draw_codes(model, pictures().images[:2], 400, torch.Generator().manual_seed(0))
     assert codes.shape == (400, 2, TINY.code_size)
     if pooling == "expected":

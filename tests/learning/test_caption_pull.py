@@ -41,7 +41,7 @@ def images_of(seed: int = 0) -> Tensor:
 
 def objective(settings: CaptionSettings = SETTINGS, moves: Moves = STILL, certain: bool = True) -> CaptionObjective:
     """`certain` codes have next to no spread, so that what is drawn is their mean."""
-    images = ImageObjective(ImageModel(TINY, seed=1))
+    images = ImageObjective(ImageModel.of(TINY, seed=1))
     if certain:
         with torch.no_grad():
             images.model.encoder.code_mlp.log_sigma.zero_()
@@ -192,7 +192,7 @@ def test_validation_and_two_steps_know_no_pull() -> None:
     captions = EncodedCaptions.encode(TEXTS, VOCABULARY)
     settings = replace(SETTINGS, two_step=True)
     frozen = build_caption_objective(
-        ImageObjective(ImageModel(TINY)), captions, settings, caption_plan(captions.present, settings, N), seed=2
+        ImageObjective(ImageModel.of(TINY)), captions, settings, caption_plan(captions.present, settings, N), seed=2
     )
     assert frozen.pull is None and step(frozen).terms.keys() == {"side", "caption"}
 
@@ -232,7 +232,7 @@ def test_wrong_settings(wrong: dict[str, object]) -> None:
 def test_the_pull_is_off_in_the_paper_setting() -> None:
     captions = EncodedCaptions.encode(TEXTS, VOCABULARY)
     plain = build_caption_objective(
-        ImageObjective(ImageModel(TINY)),
+        ImageObjective(ImageModel.of(TINY)),
         captions,
         CaptionSettings(hidden_size=6, embedding_size=5),
         caption_plan(captions.present, SETTINGS, N),

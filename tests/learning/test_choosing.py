@@ -64,7 +64,7 @@ def test_a_single_label_is_judged_by_the_model_alone() -> None:
 @pytest.mark.parametrize("pooling", ["expected", "sampled"])
 def test_probabilities_are_averaged_over_codes(pooling: str) -> None:
     images = load("builtin:digits", limit=12)
-    model = ImageModel(Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(3, 3))), pooling, seed=0)  # type: ignore[arg-type]
+    model = ImageModel.of(Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(3, 3))), pooling, seed=0)  # type: ignore[arg-type]
     model.start_from(images.batch(torch.arange(12)))
     head = Softmax(model.architecture.code_size, 10, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

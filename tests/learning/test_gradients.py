@@ -13,7 +13,8 @@ from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.decoder import Decoded
-from semisight.model.encoders.paper import Noise, Pooling, Posterior
+from semisight.model.encoders.paper import Pooling
+from semisight.model.posterior import Noise, Posterior
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
 from semisight.model.ops.pooling import FAST, NAIVE
@@ -58,7 +59,7 @@ class Enumerated:
 
 def enumerated(architecture: Architecture, pooling: Pooling, gain: float = 1.0) -> Enumerated:
     operators = replace(FAST, choose=choose_given)
-    model = ImageModel(architecture, pooling, seed=1, operators=operators).double()
+    model = ImageModel.of(architecture, pooling, seed=1, operators=operators).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         model.decoder.log_alpha0.fill_(1.0)

@@ -25,7 +25,7 @@ ALL = Rows(0, N, N)
 def objective(
     xi: float = 10.0, pull: Pull | None = None, labels: Tensor | None = None, head: str = "svm"
 ) -> LabelObjective:
-    images = ImageObjective(ImageModel(TINY, seed=1))
+    images = ImageObjective(ImageModel.of(TINY, seed=1))
     n = TINY.code_size
     seed = torch.Generator().manual_seed(2)
     label_head: nn.Module = BayesianSVM(n, 3, generator=seed) if head == "svm" else Softmax(n, 3, generator=seed)
@@ -47,7 +47,7 @@ def gradients(of: nn.Module, result: Step) -> dict[str, Tensor]:
 
 
 def test_xi_zero_is_the_bound_on_images_alone() -> None:
-    joint, alone = objective(xi=0.0), ImageObjective(ImageModel(TINY, seed=1))
+    joint, alone = objective(xi=0.0), ImageObjective(ImageModel.of(TINY, seed=1))
     a, b = step(joint, torch.arange(N) % 3), step(alone, None)
     torch.testing.assert_close(a.loss, b.loss)
     ga, gb = gradients(joint, a), gradients(alone, b)

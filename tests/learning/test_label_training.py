@@ -35,7 +35,7 @@ def images(labels: torch.Tensor) -> ImageSet:
 
 
 def objective(settings: LabelSettings, labels: torch.Tensor = FEW, batch_size: int = 32) -> Any:
-    return build_label_objective(ImageObjective(ImageModel(TINY, seed=1)), labels, 3, settings, batch_size, seed=0)
+    return build_label_objective(ImageObjective(ImageModel.of(TINY, seed=1)), labels, 3, settings, batch_size, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)))
 
 
 def model_and_head(pooling: Pooling) -> tuple[ImageModel, BayesianSVM]:
-    model = ImageModel(TINY, pooling, seed=1)
+    model = ImageModel.of(TINY, pooling, seed=1)
     head = BayesianSVM(TINY.code_size, 3)
     torch.manual_seed(0)
     torch.nn.init.normal_(head.scores.beta)

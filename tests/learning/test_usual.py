@@ -11,7 +11,7 @@ TINY = Architecture((1, 8, 8), (Layer(6, 3, 2), Layer(5, 3)))
 
 
 def model_with(alpha0: float) -> ImageModel:
-    model = ImageModel(TINY, seed=3)
+    model = ImageModel.of(TINY, seed=3)
     with torch.no_grad():
         model.decoder.log_alpha0.fill_(torch.tensor(alpha0).log().item())
         model.decoder.image_bias.fill_(0.4)

@@ -111,7 +111,7 @@ def train_toy(
 def train_image_model(run: Any, gradient: EstimatorName, **changes: Any) -> Fitted:
     """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling, exact alpha0 for one of the two."""
     architecture = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3)))
-    model = ImageModel(architecture, pooling="sampled" if gradient == "nvil" else "expected")
+    model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
     images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     model.start_from(images)
     objective = ImageObjective(model, gradient, alpha0="exact" if gradient == "nvil" else "learned")

@@ -153,7 +153,7 @@ def test_choosing_places_with_weak_and_strong_preferences(gain: float) -> None:
 @pytest.mark.usefixtures("pieces", "layout")
 def test_the_pass_for_prediction_gives_the_mean_of_the_posterior(pooling_kind: Pooling) -> None:
     architecture = Architecture((2, 12, 16), (Layer(3, 3, 2), Layer(4, 2, 2), Layer(5, 2)), "relu")
-    model = ImageModel(architecture, pooling_kind, seed=3, operators=NAIVE).double()
+    model = ImageModel.of(architecture, pooling_kind, seed=3, operators=NAIVE).double()
     images = torch.rand(6, 2, 12, 16, dtype=torch.float64)
     model.start_from(images)
     generator = torch.Generator().manual_seed(0)
@@ -166,12 +166,12 @@ def test_the_pass_for_prediction_gives_the_mean_of_the_posterior(pooling_kind: P
 
 def test_with_sampled_pooling_the_mean_needs_a_draw() -> None:
     architecture = Architecture((1, 8, 8), (Layer(3, 3, 2), Layer(4, 3)))
-    model = ImageModel(architecture, "sampled", seed=3)
+    model = ImageModel.of(architecture, "sampled", seed=3)
     images = torch.rand(6, 1, 8, 8)
     code = model.mean_code(images, torch.Generator().manual_seed(0))
     assert torch.equal(code, model.encode(images, torch.Generator().manual_seed(0)).mean)
     with pytest.raises(UserError, match="generator"):
-        model.encoder.means(images.permute(1, 2, 3, 0))
+        model.encoder.moments(images.permute(1, 2, 3, 0))[0]
 
 
 @pytest.mark.parametrize("pooling_kind", ["expected", "sampled", "max"])
@@ -181,7 +181,7 @@ def test_a_step_in_mixed_precision_stays_near_the_full_one(pooling_kind: Pooling
     images = torch.rand(6, 2, 12, 16, generator=torch.Generator().manual_seed(1))
     gradients = []
     for mixed in (False, True):
-        model = ImageModel(architecture, pooling_kind, seed=3)
+        model = ImageModel.of(architecture, pooling_kind, seed=3)
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             posterior = model.encode(images, torch.Generator().manual_seed(0))
             mean = model.decode(posterior.mean, posterior.z)

@@ -8,7 +8,8 @@ import torch
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.encoders.paper import PoolingMLP, after_pooling, normalised
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import batch_last
 
 DEEP = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(4, 3, 2), Layer(5, 2)), "norm-relu")
 
@@ -24,12 +25,12 @@ def test_normalised_maps_equal_torch_s_layer_norm() -> None:
 
 
 def test_a_code_depends_on_its_image_alone() -> None:
-    model = ImageModel(DEEP)
+    model = ImageModel.of(DEEP)
     images = torch.rand(6, 2, 14, 14, generator=torch.Generator().manual_seed(1))
     codes = model.mean_code(images, torch.Generator())
     torch.testing.assert_close(model.mean_code(images[:2], torch.Generator()), codes[:2])
     top = model.encoder(batch_last(images), model.noise(6, torch.Generator())).mu
-    torch.testing.assert_close(top, model.encoder.means(batch_last(images)))
+    torch.testing.assert_close(top, model.encoder.moments(batch_last(images)))[0]
 
 
 @pytest.mark.parametrize("reach", [1.0, 10 / 3])
@@ -46,9 +47,9 @@ def test_a_longer_reach_tells_large_values_apart(reach: float) -> None:
 
 
 def test_the_reach_changes_nothing_but_the_start_of_the_places() -> None:
-    near, far = ImageModel(DEEP), ImageModel(DEEP, reach=2.0)
+    near, far = ImageModel.of(DEEP), ImageModel.of(DEEP, reach=2.0)
     for (name, a), b in zip(near.named_parameters(), far.parameters(), strict=True):
         factor = {"inner": 0.5, "outer": 2.0}.get(name.rpartition(".")[2], 1.0)
         torch.testing.assert_close(b, factor * a, msg=name)
     with pytest.raises(UserError, match="reach must be above 0, not 0"):
-        ImageModel(DEEP, reach=0)
+        ImageModel.of(DEEP, reach=0)

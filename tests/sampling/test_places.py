@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.sampling import z_conditionals as module
 from semisight.sampling.z_conditionals import draw_index, draw_nearest_places, draw_places_above, lower_triangle
 from tests.sampling.oracle import (
@@ -31,7 +31,7 @@ TWO_POSITIONS = Architecture((1, 2, 4), (Layer(2, 1), Layer(2, 1, 2), Layer(2, 1
 
 
 def brute_force(
-    decoder: ImageDecoder, x: Tensor, s: Tensor, places: tuple[Tensor, ...], index: int, block: tuple[int, int, int]
+    decoder: Decoder, x: Tensor, s: Tensor, places: tuple[Tensor, ...], index: int, block: tuple[int, int, int]
 ) -> Tensor:
     """p(z = a | rest) of one block by decoding once for every place, [P, B]."""
     architecture = decoder.architecture
@@ -56,7 +56,7 @@ class Watch:
         return drawn
 
 
-def start(architecture: Architecture, batch: int = 3) -> tuple[ImageDecoder, Tensor, Tensor, tuple[Tensor, ...]]:
+def start(architecture: Architecture, batch: int = 3) -> tuple[Decoder, Tensor, Tensor, tuple[Tensor, ...]]:
     decoder = tiny_decoder(architecture)
     x = draw_images(decoder, batch).permute(1, 2, 3, 0).contiguous()
     s = torch.randn(*architecture.code_shape, batch, generator=generator(5), dtype=torch.float64)
@@ -124,7 +124,7 @@ def test_every_probability_further_up_is_that_of_brute_force(
 
 @torch.no_grad()
 def sweep_all(
-    decoder: ImageDecoder, x: Tensor, s: Tensor, places: tuple[Tensor, ...], random: torch.Generator, share: float = 1.0
+    decoder: Decoder, x: Tensor, s: Tensor, places: tuple[Tensor, ...], random: torch.Generator, share: float = 1.0
 ) -> None:
     architecture, alpha0 = decoder.architecture, decoder.log_alpha0.exp()
     for index in reversed(architecture.pooled_layers):

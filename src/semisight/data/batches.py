@@ -137,3 +137,45 @@ class LabelledAndUnlabelled:
         order = self._orders.get(len(self.unlabelled_index), seed, Stream.EPOCHS, epoch)
         ranks = order[place * self.unlabelled_per_batch :][: self.unlabelled_per_batch]
         return self.unlabelled_index[torch.from_numpy(ranks)]
+
+
+def batches_for(
+    present: Tensor, batch_size: int, per_batch: int = 32, strata: Tensor | None = None, others: bool = True
+) -> Shuffled | LabelledAndUnlabelled:
+    """Batches for images of which some carry a target (a label, a caption, any).
+
+    Where these are so many that any batch holds as many as asked for, ordinary shuffled epochs over all images; else
+    `per_batch` of them beside others.
+
+    present    bool [N]: which images carry something
+    per_batch  how many of those a batch holds, where they must be dealt
+    strata     int64 [N]: their classes, each dealt equally often; None deals them as they come
+    others     False leaves images that carry nothing out
+    """
+    known, unknown = present.nonzero().squeeze(1), (~present).nonzero().squeeze(1)
+    if not len(known):
+        return Shuffled(len(present), batch_size)
+    if not others:
+        return LabelledAndUnlabelled(known, unknown[:0], batch_size, per_batch)
+    per_batch = min(per_batch, max(1, batch_size - 1))
+    if not is_dealt(len(known), len(present), per_batch, batch_size):
+        return Shuffled(len(present), batch_size)
+    of = None if strata is None else strata[known]
+    return LabelledAndUnlabelled(known, unknown, batch_size, per_batch, of)
+
+
+def is_dealt(n_present: int, n: int, per_batch: int, batch_size: int) -> bool:
+    """Whether targets are so rare that batches must be dealt the images that carry them."""
+    return n_present / n < per_batch / batch_size
+
+
+def share_of_batch(has: Tensor, plan: Shuffled | LabelledAndUnlabelled) -> float:
+    """rho: how much of a batch carries what `has` (bool [N]) says, on average over batches."""
+    if isinstance(plan, Shuffled):
+        return float(has.double().mean())
+    known, others = plan.labelled_index, plan.unlabelled_index
+    if not len(known) or not len(others):
+        return float(has[torch.cat([known, others])].double().mean())
+    n_known, n_others = plan.labelled_per_batch, plan.unlabelled_per_batch
+    total = n_known * has[known].double().mean() + n_others * has[others].double().mean()
+    return float(total / (n_known + n_others))

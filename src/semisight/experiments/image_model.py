@@ -74,7 +74,7 @@ def _train_row(
     row: str, train: ImageSet, valid: ImageSet, size: Size, seed: int, threads: int, progress: bool
 ) -> list[results.Row]:
     gradient, pooling = row.rsplit("/", 1)
-    model = ImageModel(suggest_architecture(train.shape), pooling, seed)  # type: ignore[arg-type]
+    model = ImageModel.of(suggest_architecture(train.shape), pooling, seed)  # type: ignore[arg-type]
     model.start_from(train.batch(torch.arange(min(len(train), 5000))))
     objective = ImageObjective(model, gradient, seed=seed)  # type: ignore[arg-type]
     config = TrainConfig(

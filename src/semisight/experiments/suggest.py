@@ -144,7 +144,7 @@ def learn(
     train: ImageSet, labels: Tensor, former: LabelObjective | None, seed: int, steps: int, threads: int, progress: bool
 ) -> LabelObjective:
     """A short training with all labels known so far, from where the former one ended."""
-    model = ImageModel(suggest_architecture(train.shape, "relu"), "expected", seed)
+    model = ImageModel.of(suggest_architecture(train.shape, "relu"), "expected", seed)
     model.start_from(train.batch(torch.arange(len(train))))
     n_classes = len(train.class_names)
     objective = build_label_objective(ImageObjective(model, seed=seed), labels, n_classes, SETTINGS, BATCH, seed)

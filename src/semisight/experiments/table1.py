@@ -267,7 +267,7 @@ def measure_two_step(
     pooling: Pooling, of: Sets, seed: int, folder: Path, limits: Limits
 ) -> tuple[dict[str, float], float]:
     """All labels, but the image model never sees them: beta at its mode for the mean codes of the training images."""
-    model = ImageModel(suggest_architecture(of.train.shape), pooling, seed, reach=FAR)
+    model = ImageModel.of(suggest_architecture(of.train.shape), pooling, seed, reach=FAR)
     seconds = learn_without_labels(model, of, TWO_STEP_EPOCHS[of.name], seed, folder, limits)
     began = time.monotonic()
     generator = torch.Generator().manual_seed(seed)
@@ -296,7 +296,7 @@ def tested(model: ImageModel, head: LabelHead, of: Sets, seed: int, seconds: flo
 
 def learner(setting: Learned, of: Sets, seed: int) -> LabelObjective:
     architecture = suggest_architecture(of.train.shape, setting.nonlinearity)
-    model = ImageModel(architecture, setting.pooling, seed, reach=setting.reach)
+    model = ImageModel.of(architecture, setting.pooling, seed, reach=setting.reach)
     model.start_from(of.train.batch(torch.arange(min(len(of.train), 5000))))
     images = ImageObjective(model, setting.gradient, seed=seed)
     assert of.train.labels is not None

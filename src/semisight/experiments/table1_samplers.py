@@ -173,7 +173,7 @@ class Start:
 
 def start(of: Sets, x: Tensor, y: Tensor, epochs: int, seed: int, folder: Path, resumed: bool, limits: Limits) -> Start:
     """For images x [N, C, H, W] and labels y [N]; a resumed chain's file has all but the forms of model and head."""
-    model = ImageModel(suggest_architecture(of.train.shape), "expected", seed)
+    model = ImageModel.of(suggest_architecture(of.train.shape), "expected", seed)
     generator = torch.Generator().manual_seed(seed)
     head = label_head(model, of, generator)
     if resumed:

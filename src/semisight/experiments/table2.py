@@ -211,7 +211,7 @@ def config(setting: Setting, seed: int, minutes: float, smoke: bool, threads: in
 
 
 def image_objective(setting: Setting, train: ImageSet, seed: int) -> ImageObjective:
-    model = ImageModel(suggest_architecture(train.shape, setting.nonlinearity), setting.pooling, seed)
+    model = ImageModel.of(suggest_architecture(train.shape, setting.nonlinearity), setting.pooling, seed)
     model.start_from(train.batch(torch.arange(min(len(train), 5000))))
     return ImageObjective(model, setting.gradient, seed=seed)
 

@@ -214,7 +214,7 @@ def train_captions(
     plan = caption_plan(captions.present, settings, batch_size, uncaptioned=uncaptioned)
     used = torch.cat([plan.labelled_index, plan.unlabelled_index]).sort().values
 
-    model = ImageModel(Architecture(of.train.shape, of.layers, "norm-relu"), seed=seed)
+    model = ImageModel.of(Architecture(of.train.shape, of.layers, "norm-relu"), seed=seed)
     model.start_from(of.train.batch(used[:: max(1, len(used) // START_IMAGES)]))
     images = ImageObjective(model, seed=seed)
     twice = kind == "two-step" or of.setting.head_start  # not blind: one picture has nothing to teach an image model

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from semisight.model.encoders.paper import maps_of_code
-from semisight.model.image_model import batch_first
+from semisight.model.posterior import batch_first, maps_of_code
 from semisight.report import charts, page
 from semisight.report.build import SECTIONS, Show
 from semisight.report.charts import nats

@@ -44,9 +44,9 @@ class _Forward(nn.Module):
         self.objective = objective
 
     def forward(
-        self, images: Tensor, index: Tensor, labels: Tensor | None, generator: torch.Generator, *rows: int
+        self, images: Tensor, index: Tensor, generator: torch.Generator, *rows: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        step = self.objective(Batch(images, index, labels), generator, Rows(*rows))
+        step = self.objective(Batch(images, index), generator, Rows(*rows))
         return step.loss, step.terms
 
 
@@ -75,7 +75,7 @@ class Stepper:
         batch = load_batch(self.images, index[rows.start : rows.stop], self.fabric.device, self._dtype)
         generator = reseed(self._generator, self.config.seed, Stream.TRAINING, step)
         place = (rows.start, rows.stop, rows.total)
-        loss, terms = self._forward(batch.images, batch.index, batch.labels, generator, *place)
+        loss, terms = self._forward(batch.images, batch.index, generator, *place)
         if processes > 1:
             loss = loss * (rows.count * processes / rows.total)  # DDP takes the plain mean over processes
         live.optimiser.zero_grad(set_to_none=True)

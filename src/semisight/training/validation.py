@@ -20,9 +20,8 @@ class ValidationStopped(Exception):
 
 
 def load_batch(images: Images, index: Tensor, device: torch.device, dtype: torch.dtype) -> Batch:
-    """The images and labels at `index`, on the device."""
-    labels = None if images.labels is None else images.labels[index].to(device, non_blocking=True)
-    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index, labels)
+    """The images at `index`, on the device."""
+    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index)
 
 
 @torch.no_grad()
