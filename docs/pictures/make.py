@@ -60,7 +60,7 @@ def main(demo: Path, out: Path) -> None:
 def set_aside(run: Run) -> ImageSet:
     """Images that were not learned from, with the labels or captions that were hidden from the run."""
     sets = sets_of(run.data().settings, run.config.seed)
-    found = sets.measured if run.classifier is not None else sets.valid
+    found = sets.measured("labels") if run.classifier is not None else sets.valid
     assert found is not None
     return found
 

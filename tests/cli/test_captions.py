@@ -390,7 +390,7 @@ def test_without_data_it_is_measured_on_what_was_not_learned(tmp_path: Path) -> 
     assert result.code == 0, result.err
     assert json.loads(result.out)["n"] == 13
     assert "named rightly" in result.out
-    assert "whose held-out captions chose the weights" in result.err
+    assert "held-out images, whose captions also chose the weights" in result.err
     loaded = load_run(tmp_path / "run")
     images = reload_sets(loaded).measured("captions")
     assert images is not None
@@ -415,4 +415,4 @@ def test_what_meteor_needs_is_said(run: Path, photos: Path, tmp_path: Path, monk
     result = semisight("evaluate", run, photos, "--captions", tmp_path / "captions.csv")
     assert result.code == 0
     assert "METEOR was not computed" in result.err and "METEOR" not in result.out
-    assert "every caption" in refused("evaluate", run)
+    assert "all captions of" in refused("evaluate", run)

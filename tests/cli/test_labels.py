@@ -238,7 +238,7 @@ def test_predict_to_a_file_replaces_nothing_unasked(many: Path, photos: Path, tm
 def test_labels_are_asked_of_a_run_that_has_none(shared_run: Path, few: Path) -> None:
     for command in ("predict", "evaluate"):
         assert "learned from images alone and knows no labels" in refused(command, shared_run, "builtin:digits")
-    assert "every label" in refused("evaluate", few)
+    assert "all labels of" in refused("evaluate", few)
 
 
 # --- evaluate

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from semisight.data import load
-from semisight.data.builtin.scene_layout import COLOURS, RELATIONS, SHAPES, Scene, SceneObject, make_scenes
-from semisight.data.builtin.scenes import _RGB, draw_scenes, read_scenes
+from semisight.data.builtin.scenes import (
+    _RGB,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    SceneObject,
+    draw_scenes,
+    make_scenes,
+    read_scenes,
+)
 from semisight.data.columns import choose_labelled
 from semisight.errors import UserError
 

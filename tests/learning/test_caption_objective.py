@@ -122,7 +122,10 @@ def test_other_captions_are_noticed_on_resuming() -> None:
 
 @pytest.mark.parametrize("pooling", ["expected", "sampled"])
 def test_xi_zero_is_the_bound_on_images_alone(pooling: Pooling) -> None:
-    joint, alone = objective(replace(SETTINGS, xi=0.0), pooling=pooling), ImageObjective(ImageModel.of(TINY, pooling, 1))
+    joint, alone = (
+        objective(replace(SETTINGS, xi=0.0), pooling=pooling),
+        ImageObjective(ImageModel.of(TINY, pooling, 1)),
+    )
     a, b = step(joint), step(alone)
     assert torch.equal(a.loss, b.loss)
     ga, gb = gradients(joint, a), gradients(alone, b)

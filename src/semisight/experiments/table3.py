@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.data.batches import Shuffled
-from semisight.data.builtin.scene_captions import names_rightly
+from semisight.data.builtin.scenes import names_rightly
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from semisight.data.builtin.scene_captions import Facts, facts_of
-from semisight.data.builtin.scene_layout import make_scenes
-from semisight.data.builtin.scenes import read_scenes
+from semisight.data.builtin.scenes import Facts, facts_of, make_scenes, read_scenes
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CaptionColumn
 from semisight.data.image_cache import cached_folder

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from semisight.data.builtin.scene_captions import names_rightly, parse_caption
+from semisight.data.builtin.scenes import names_rightly, parse_caption
 from semisight.data.columns import TAGS, TagColumn
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize

@@ -84,41 +84,6 @@ class Sets:
             images = images.with_column(self.truth[name][1].minus(images.columns[name]))
         return images.subset(images.columns[name].present) if _count(images, name) else None
 
-    # ---- deprecated: the former twins ----
-
-    @property
-    def has_labels(self) -> bool:
-        return self.has(LABELS)
-
-    @property
-    def n_labelled(self) -> int:
-        return self.n_present(LABELS)
-
-    @property
-    def hidden(self) -> tuple[Tensor, Tensor] | None:
-        both = [column.values for column in self.truth.get(LABELS, ()) if isinstance(column, LabelColumn)]
-        return (both[0], both[1]) if both else None
-
-    @property
-    def has_captions(self) -> bool:
-        return self.has(CAPTIONS)
-
-    @property
-    def n_captioned(self) -> int:
-        return self.n_present(CAPTIONS)
-
-    @property
-    def n_captions(self) -> int:
-        return sum(map(len, self.train.captions or ()))
-
-    @property
-    def n_captioned_held_out(self) -> int:
-        return self.n_held_out(CAPTIONS)
-
-    @property
-    def measured_captions(self) -> ImageSet | None:
-        return self.measured(CAPTIONS)
-
 
 def _count(images: ImageSet, name: str) -> int:
     return int(images.columns[name].present.sum()) if name in images.columns else 0

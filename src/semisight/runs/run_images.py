@@ -202,6 +202,6 @@ def _not_learned_from(run: Run, name: str, progress: Progress | None) -> ImageSe
             f"all {name} of {run.folder.path} were learned from: give other images with {name} "
             f"(semisight evaluate RUN DATA {_OPTION[name]})."
         )
-    hidden = f"whose {name} were hidden from the training"
-    held_out = f"whose held-out {name} also chose the weights and the calibration"
-    return images.noted(f"measured on {len(images):,} images {hidden if name in sets.truth else held_out}")
+    if name in sets.truth:
+        return images.noted(f"measured on {len(images):,} images whose {name} were hidden from the training")
+    return images.noted(f"measured on {len(images):,} held-out images, whose {name} also chose the weights")
