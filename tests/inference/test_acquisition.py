@@ -69,7 +69,7 @@ def test_probabilities_are_averaged_over_codes(pooling: str) -> None:
     head = Softmax(model.architecture.code_size, 10, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         head.scores.beta.mul_(300)  # so that codes disagree
-    one, same, many = (see(model, head, images, lambda f: f.softmax(1), n_codes=n) for n in (2, 2, 200))
+    one, same, many = (see(model, head, images, lambda f: f.softmax(1), n_codes=n) for n in (2, 2, 600))
     assert torch.equal(one.probabilities, same.probabilities)
     torch.testing.assert_close(many.probabilities.sum(1), torch.ones(12))
     if pooling == "expected":  # s is Gaussian then, whatever z

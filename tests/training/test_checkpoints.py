@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from semisight.errors import UserError
-from semisight.training.checkpoint import Checkpoint, load_weights, read_checkpoint, read_meta, write_checkpoint
+from semisight.training.checkpoint import Checkpoint, load_parts, read_checkpoint, read_meta, write_checkpoint
 from semisight.training.folder import RunFolder, differences, fingerprint
-from tests.learning.toy import ToyImages, files_no_larger_than, toy_images
+from tests.training.toy import ToyImages, files_no_larger_than, toy_images
 
 
 @settings(max_examples=30)
@@ -66,28 +66,35 @@ def test_foreign_and_missing_files_are_named(tmp_path: Path) -> None:
         read_meta(tmp_path / "later.safetensors")
 
 
-def test_weights_load_averaged_first_and_into_the_right_model(tmp_path: Path) -> None:
-    module = nn.Linear(3, 2)
-    averaged = {name: torch.full_like(p, 7.0) for name, p in module.named_parameters()}
-    write_checkpoint(tmp_path / "a", Checkpoint({"model": module.state_dict(), "averaged": averaged}, {"step": 3}))
-    other = nn.Linear(3, 2)
-    assert load_weights(other, tmp_path / "a", averaged=False)["step"] == 3
-    assert torch.equal(other.weight, module.weight)
-    load_weights(other, tmp_path / "a")
-    assert bool((other.weight == 7).all() and (other.bias == 7).all())
+def test_parts_load_into_the_right_modules_and_only_they_are_read(tmp_path: Path) -> None:
+    model, head = nn.Linear(3, 2), nn.Linear(2, 5, bias=False)
+    parts = {"model": model.state_dict(), "head.labels": head.state_dict(), "training": {"weights/w": torch.ones(2)}}
+    write_checkpoint(tmp_path / "a", Checkpoint(parts, {"step": 3}))
+    other = {"model": nn.Linear(3, 2), "head.labels": nn.Linear(2, 5, bias=False)}
+    assert load_parts(other, tmp_path / "a")["step"] == 3
+    assert torch.equal(other["model"].weight, model.weight) and torch.equal(other["model"].bias, model.bias)
+    assert torch.equal(other["head.labels"].weight, head.weight)
+    assert read_checkpoint(tmp_path / "a", ["model"]).tensors.keys() == {"model"}
+    whole = read_checkpoint(tmp_path / "a")
+    assert whole.tensors.keys() == parts.keys() and whole.training("weights").keys() == {"w"}
+    assert whole.training("meter") == {}
     with pytest.raises(UserError, match="another model: weight"):
-        load_weights(nn.Linear(4, 2), tmp_path / "a")
+        load_parts({"model": nn.Linear(4, 2)}, tmp_path / "a")
     with pytest.raises(UserError, match="another model: bias"):
-        load_weights(nn.Linear(3, 2, bias=False), tmp_path / "a")
+        load_parts({"model": nn.Linear(3, 2, bias=False)}, tmp_path / "a")
+    with pytest.raises(UserError, match="another model: weight, bias"):
+        load_parts({"head.tags": nn.Linear(3, 2)}, tmp_path / "a")
 
 
-def test_a_shared_parameter_gets_its_average_under_every_name(tmp_path: Path) -> None:
+def test_a_shared_parameter_is_saved_and_loaded_under_every_name(tmp_path: Path) -> None:
     tied = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     tied[1].weight = tied[0].weight
-    averaged = {name: torch.full_like(p, 7.0) for name, p in tied.named_parameters()}
-    write_checkpoint(tmp_path / "a", Checkpoint({"model": tied.state_dict(), "averaged": averaged}))
-    load_weights(tied, tmp_path / "a")
-    assert bool((tied[0].weight == 7).all())
+    write_checkpoint(tmp_path / "a", Checkpoint({"model": tied.state_dict()}))
+    with torch.no_grad():
+        saved = tied[0].weight.clone()
+        tied[0].weight.zero_()
+    load_parts({"model": tied}, tmp_path / "a")
+    assert torch.equal(tied[0].weight, saved) and tied[1].weight is tied[0].weight
 
 
 def test_fingerprints_notice_other_data() -> None:
@@ -95,8 +102,7 @@ def test_fingerprints_notice_other_data() -> None:
     same = fingerprint(toy_images())
     assert fingerprint(images) == same and fingerprint(None) is None
     assert fingerprint(toy_images(seed=3)) != same and fingerprint(toy_images(73)) != same
-    assert images.labels is not None
-    assert fingerprint(ToyImages(images.images, 1 - images.labels)) != same
+    assert fingerprint(ToyImages(images.images.flip(0))) != same
 
 
 def test_differences_name_the_keys() -> None:

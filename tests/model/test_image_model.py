@@ -30,7 +30,7 @@ def test_a_code_depends_on_its_image_alone() -> None:
     codes = model.mean_code(images, torch.Generator())
     torch.testing.assert_close(model.mean_code(images[:2], torch.Generator()), codes[:2])
     top = model.encoder(batch_last(images), model.noise(6, torch.Generator())).mu
-    torch.testing.assert_close(top, model.encoder.moments(batch_last(images)))[0]
+    torch.testing.assert_close(top, model.encoder.moments(batch_last(images))[0])
 
 
 @pytest.mark.parametrize("reach", [1.0, 10 / 3])

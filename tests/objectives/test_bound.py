@@ -11,7 +11,8 @@ from semisight.model.encoders.paper import POOLINGS, Pooling
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
 from semisight.objectives.bound import Bound, kl_code, kl_places
-from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.gradients import gradient_named
+from semisight.objectives.joint import Joint
 from semisight.objectives.step import Batch, Rows
 
 TINY = Architecture((2, 6, 6), (Layer(3, 3, 2), Layer(4, 2)))
@@ -91,21 +92,38 @@ def test_the_bound_rises_with_the_reconstruction_and_falls_with_the_kls() -> Non
 @pytest.mark.parametrize("nonlinearity", ["relu", "norm-relu"])
 def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str, nonlinearity: Nonlinearity) -> None:
     architecture = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(3, 3, 2), Layer(4, 2)), nonlinearity)
-    objective = ImageObjective(ImageModel.of(architecture, pooling), gradient)  # type: ignore[arg-type]
+    objective = Joint(ImageModel.of(architecture, pooling), gradient=gradient_named(gradient))
     if gradient == "nvil":  # its baseline starts at zero, where the inner weights have no gradient yet
-        torch.nn.init.normal_(objective.estimator.outer)  # type: ignore[arg-type]
+        torch.nn.init.normal_(objective.gradient.outer)  # type: ignore[attr-defined]
     step = objective(Batch(torch.rand(5, 2, 14, 14), torch.arange(5)), torch.Generator(), Rows(0, 5, 5))
     step.loss.backward()
-    unused = {"estimator." + n for n, _ in objective.estimator.named_parameters()} if pooling == "max" else set()
     for name, parameter in objective.named_parameters():
-        if name not in unused:
+        if not (pooling == "max" and name.startswith("gradient.")):
             assert parameter.grad is not None, name
             assert float(parameter.grad.abs().sum()) > 0, name
 
 
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_the_loss_is_minus_the_bound_of_one_draw(pooling: Pooling) -> None:
+    """Put together by hand from one draw: the decoder gets the very s and z that the encoder drew, no others."""
+    model = ImageModel.of(TINY, pooling, seed=1)
+    model.start_from(images := torch.rand(8, 2, 6, 6, generator=torch.Generator().manual_seed(0)))
+    result = Joint(model)(Batch(images, torch.arange(8)), torch.Generator().manual_seed(5), Rows(0, 8, 8))
+    posterior = model.encode(images, torch.Generator().manual_seed(5))
+    mean = model.decode(posterior.code, posterior.z)
+    spread = math.exp(-float(model.decoder.log_alpha0.detach()) / 2)
+    reconstruction = torch.distributions.Normal(mean, spread).log_prob(images).sum((1, 2, 3))
+    normal = torch.distributions.Normal(posterior.mean, posterior.log_spread.exp())
+    kl_s = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(1)
+    kl_z = sum((kl_places(chosen) for chosen in posterior.chosen), torch.zeros(8))
+    torch.testing.assert_close(result.loss, -(reconstruction - kl_s - kl_z).mean(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(result.terms["reconstruction"], reconstruction.mean(), rtol=1e-5, atol=1e-4)
+    assert (float(result.terms["kl_z"]) > 0) == (pooling != "max")
+
+
 def test_alpha0_exact_follows_the_residual() -> None:
     torch.manual_seed(0)
-    objective = ImageObjective(ImageModel.of(TINY), alpha0="exact")
+    objective = Joint(ImageModel.of(TINY), alpha0="exact")
     images = torch.rand(8, 2, 6, 6)
     for step in range(400):
         objective(Batch(images, torch.arange(8)), torch.Generator().manual_seed(step), Rows(0, 8, 8))

@@ -3,7 +3,7 @@
     h ~ N(X W, 1/100),   bound = -|X - h V - c|^2,   and a running mean of h that only after_step moves
 
 As a program it trains in a folder, for the tests that kill, signal or multiply processes:
-    python -m tests.learning.toy RUN [setting=value ...] [--resume] [--pause SECONDS] [--models]
+    python -m tests.training.toy RUN [setting=value ...] [--resume] [--pause SECONDS] [--models]
 In the end it tries once more to train in the same folder, which is refused.
 """
 
@@ -22,21 +22,20 @@ from torch import Tensor, nn
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
-from semisight.objectives.gradients import EstimatorName
-from semisight.objectives.image_objective import ImageObjective
-from semisight.objectives.step import Batch, Rows, Step, sum_over_processes
+from semisight.objectives.gradients import GradientName, gradient_named
+from semisight.objectives.joint import Joint
+from semisight.objectives.step import Batch, Rows, Step, Teacher, sum_over_processes
 from semisight.training.config import TrainConfig
 from semisight.training.interrupts import Interrupted
 from semisight.training.trainer import Fitted, Trainer
 
 PIXELS, HIDDEN = 12, 3
-GRADIENTS: tuple[EstimatorName, ...] = ("local", "nvil")
+GRADIENTS: tuple[GradientName, ...] = ("local", "nvil")
 
 
 @dataclass(frozen=True)
 class ToyImages:
     images: Tensor
-    labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -49,21 +48,34 @@ def toy_images(n: int = 72, seed: int = 0) -> ToyImages:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.rand(n, HIDDEN, generator=generator)
     basis = torch.rand(HIDDEN, PIXELS, generator=torch.Generator().manual_seed(1))
-    return ToyImages((codes @ basis / HIDDEN).reshape(n, 1, 3, 4), torch.arange(n) % 2)
+    return ToyImages((codes @ basis / HIDDEN).reshape(n, 1, 3, 4))
 
 
-class Toy(nn.Module):
-    """`poison` makes a term infinite at the steps it holds; `pause` makes a step slow enough to be interrupted."""
+class Net(nn.Module):
+    """What a prediction would need: the part `model` of the toy's checkpoints."""
 
-    def __init__(self, seed: int = 0, poison: tuple[int, ...] = (), pause: float = 0.0) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
         self.encode = nn.Parameter(torch.randn(PIXELS, HIDDEN, generator=generator) * 0.1)
         self.decode = nn.Parameter(torch.randn(HIDDEN, PIXELS, generator=generator) * 0.1)
         self.bias = nn.Parameter(torch.zeros(PIXELS))
+
+
+class Toy(nn.Module):
+    """`poison` makes a term infinite at the steps it holds; `pause` makes a step slow enough to be interrupted.
+
+    `net` is a part; `gain`, a parameter, and `mean_code` are of no part: only resuming needs them.
+    """
+
+    mean_code: Tensor
+
+    def __init__(self, seed: int = 0, poison: tuple[int, ...] = (), pause: float = 0.0) -> None:
+        super().__init__()
+        self.net = Net(torch.Generator().manual_seed(seed))
+        self.gain = nn.Parameter(torch.ones(()))  # as an estimator's baseline
         self.unused = nn.Parameter(torch.ones(()))  # as a head that sees no target
         self.register_buffer("mean_code", torch.zeros(HIDDEN))
-        self.mean_code: Tensor
+        self.teacher: Teacher | None = None
         self.poison, self.pause = poison, pause
         self.forwards = 0
         self.seen: list[int] = []  # every global step that after_step was told
@@ -72,8 +84,8 @@ class Toy(nn.Module):
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
         noise = torch.randn(rows.total, HIDDEN, generator=generator, dtype=torch.float32)[rows.start : rows.stop]
         x = batch.images.flatten(1)
-        h = x @ self.encode + 0.1 * noise.to(x)
-        reconstruction = -(x - h @ self.decode - self.bias).square().sum(1).mean()
+        h = x @ self.net.encode + 0.1 * noise.to(x)
+        reconstruction = -(x - self.gain * h @ self.net.decode - self.net.bias).square().sum(1).mean()
         size = h.square().sum(1).mean()
         if self.training:
             if self.pause:
@@ -92,7 +104,10 @@ class Toy(nn.Module):
         self.mean_code.lerp_(total[:-1] / total[-1], 0.1)
 
     def rate_multipliers(self) -> Mapping[str, float]:
-        return {"bias": 3.0}
+        return {"net.bias": 3.0}
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        return {"model": self.net}
 
 
 def toy_config(**changes: Any) -> TrainConfig:
@@ -108,13 +123,13 @@ def train_toy(
     return toy, trainer.fit(resume=resume, overwrite=overwrite)
 
 
-def train_image_model(run: Any, gradient: EstimatorName, **changes: Any) -> Fitted:
+def train_image_model(run: Any, gradient: GradientName, **changes: Any) -> Fitted:
     """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling, exact alpha0 for one of the two."""
     architecture = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3)))
     model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
     images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     model.start_from(images)
-    objective = ImageObjective(model, gradient, alpha0="exact" if gradient == "nvil" else "learned")
+    objective = Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")
     return Trainer(objective, ToyImages(images), run, valid=ToyImages(images[:10]), config=toy_config(**changes)).fit()
 
 

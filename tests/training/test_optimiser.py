@@ -11,7 +11,7 @@ from torch import nn
 
 from semisight.errors import UserError
 from semisight.training.config import TrainConfig
-from semisight.training.ema import AveragedWeights
+from semisight.training.ema import EMA
 from semisight.training.optimiser import (
     build_optimiser,
     clip,
@@ -105,7 +105,7 @@ def test_clipping_keeps_the_direction() -> None:
 
 def test_the_average_is_the_formula_and_swaps_in_and_out() -> None:
     own = parameters()
-    average = AveragedWeights(own, decay=0.5)
+    average = EMA(own, decay=0.5)
     expected = {name: p.detach().clone() for name, p in own.items()}
     for n in range(5):
         for p in own.values():

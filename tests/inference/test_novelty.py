@@ -3,7 +3,7 @@
 import torch
 
 from semisight.inference.imputation import _from_known, impute
-from semisight.inference.novelty import draw_again, learn_usual, squared_error
+from semisight.inference.novelty import redraw, learn_novelty, squared_error
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
 
@@ -45,7 +45,7 @@ def test_nothing_known_gives_the_prior_mean_and_everything_known_stays() -> None
 def test_one_image_is_drawn_alike_in_any_company() -> None:
     model = model_with(alpha0=50.0)
     images = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    together, alone = draw_again(model, images), draw_again(model, images[4:5])
+    together, alone = redraw(model, images), redraw(model, images[4:5])
     torch.testing.assert_close(together.images[4:5], alone.images, atol=1e-5, rtol=0)
     torch.testing.assert_close(together.codes[4:5], alone.codes, atol=1e-5, rtol=0)
 
@@ -53,18 +53,18 @@ def test_one_image_is_drawn_alike_in_any_company() -> None:
 def test_the_worse_of_two_marks_counts() -> None:
     generator = torch.Generator().manual_seed(0)
     codes, errors = torch.randn(400, 3, generator=generator), torch.rand(400, generator=generator)
-    usual = learn_usual(codes, errors)
+    novelty = learn_novelty(codes, errors)
     other = torch.randn(400, 3, generator=generator)
-    scores = usual.score(other, torch.rand(400, generator=generator))
+    scores = novelty.score(other, torch.rand(400, generator=generator))
     assert -1 < float(scores.median()) < 0.5  # the worse of two is a little below the middle
-    far, unlike = usual.score(other + 20, errors), usual.score(other, errors + 9)
+    far, unlike = novelty.score(other + 20, errors), novelty.score(other, errors + 9)
     assert float(far.max()) < float(scores.min()) and float(unlike.max()) < float(scores.min())
 
 
 def test_one_training_image_and_equal_ones_divide_by_nothing() -> None:
     for codes in (torch.zeros(1, 2), torch.ones(7, 2)):
-        usual = learn_usual(codes, torch.zeros(len(codes)))
-        assert torch.isfinite(usual.score(torch.zeros(2, 2), torch.ones(2))).all()
+        novelty = learn_novelty(codes, torch.zeros(len(codes)))
+        assert torch.isfinite(novelty.score(torch.zeros(2, 2), torch.ones(2))).all()
 
 
 def test_squared_error() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semisight.errors import UserError
 from semisight.training.logs import Meter, RunLog, read_log
 from semisight.training.progress import ProgressBar
-from tests.learning.toy import files_no_larger_than
+from tests.training.toy import files_no_larger_than
 
 
 def row(step: int, split: str = "train", **terms: float) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from semisight.errors import UserError
 from semisight.objectives.step import Batch, own_rows
 from semisight.random import Stream, reseed
 from semisight.training import trainer as trainer_module
-from semisight.training.checkpoint import load_weights, read_checkpoint, read_meta
+from semisight.training.checkpoint import load_parts, read_checkpoint, read_meta
 from semisight.training.folder import RunFolder
 from semisight.training.interrupts import Interrupted
 from semisight.training.logs import read_log
 from semisight.training.state import TrainerState
 from semisight.training.trainer import Trainer
 from semisight.training.validation import validate
-from tests.learning.toy import Toy, ToyImages, files_no_larger_than, toy_config, toy_images, train_toy
+from tests.training.toy import Toy, ToyImages, files_no_larger_than, toy_config, toy_images, train_toy
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ def test_the_step_is_plain_adam(tmp_path: Path) -> None:
     toy, _ = train_toy(tmp_path, max_steps=5, clip_norm=0.5, precision="64")
     by_hand, images, config = Toy().double(), toy_images(), toy_config()
     own = dict(by_hand.named_parameters())
-    rates = [{"params": [p], "lr": 1e-2 * (3 if name == "bias" else 1)} for name, p in own.items()]
+    rates = [{"params": [p], "lr": 1e-2 * (3 if name == "net.bias" else 1)} for name, p in own.items()]
     optimiser = torch.optim.Adam(rates)
     plan = Shuffled(len(images), config.batch_size)
     for step in range(5):
@@ -88,7 +88,8 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
 
     def score(module: nn.Module) -> dict[str, float]:
         assert not module.training
-        kept.append(weights(module))
+        assert isinstance(module, Toy)
+        kept.append(weights(module.net))
         return {"bound": next(scores)}
 
     toy = Toy()
@@ -96,8 +97,8 @@ def test_early_stopping_keeps_the_best(tmp_path: Path) -> None:
     assert fitted.reason == "no better bound for 3 epochs" and fitted.step == 5 * 9  # equal is not better
     assert fitted.best == 3.0 and fitted.best_step == 18
     best = Toy(seed=9)
-    load_weights(best, fitted.checkpoint)
-    assert same(weights(best), kept[1]) and not same(weights(best), weights(toy))
+    load_parts(best.parts(), fitted.checkpoint)
+    assert same(weights(best.net), kept[1]) and not same(weights(best.net), weights(toy.net))
 
 
 def test_a_metric_that_should_fall(tmp_path: Path) -> None:
@@ -147,6 +148,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, average: floa
     assert same(weights(whole), weights(resumed)) and same_checkpoint(tmp_path / "whole", tmp_path / "parts")
     assert without_time(tmp_path / "whole") == without_time(tmp_path / "parts")
     assert fitted.step == 27
+
+
+def test_averages_of_what_is_of_no_part_are_resumed(tmp_path: Path) -> None:
+    """Such as an estimator's baseline: no prediction needs it, but the averaged model is to go on as it was."""
+    whole, _ = train_toy(tmp_path / "whole", average_decay=0.9, max_steps=8)
+    train_toy(tmp_path / "parts", average_decay=0.9, max_steps=4)
+    resumed, _ = train_toy(tmp_path / "parts", average_decay=0.9, max_steps=8, resume=True)
+    assert whole.teacher is not None and resumed.teacher is not None
+    with whole.teacher.in_place(), resumed.teacher.in_place():
+        assert float(whole.gain.detach()) != 1 and torch.equal(whole.gain, resumed.gain)
 
 
 def _raising_at(toy: Toy, step: int) -> Any:
@@ -225,8 +236,8 @@ def test_many_such_steps_in_a_row_stop_and_name_the_term(tmp_path: Path) -> None
 
 def test_a_gradient_that_is_not_finite_is_named_by_its_parameter(tmp_path: Path) -> None:
     toy = Toy()
-    toy.bias.register_hook(lambda gradient: gradient / 0.0)
-    with pytest.raises(UserError, match="the gradient of bias, though every term was finite"):
+    toy.net.bias.register_hook(lambda gradient: gradient / 0.0)
+    with pytest.raises(UserError, match="the gradient of net.bias, though every term was finite"):
         train_toy(tmp_path, toy=toy, max_bad_steps=2)
 
 
@@ -330,24 +341,28 @@ def test_it_trains_outside_the_main_thread(tmp_path: Path) -> None:
 
 def test_the_averaged_weights_are_validated_and_kept(tmp_path: Path) -> None:
     toy, fitted = train_toy(tmp_path, average_decay=0.9, max_epochs=1)
+    assert toy.teacher is not None, "the trainer hands its averages to the objective"
     averaged = Toy(seed=4)
-    load_weights(averaged, fitted.checkpoint)
-    assert not same(weights(averaged), weights(toy))
+    load_parts(averaged.parts(), fitted.checkpoint)
+    assert not same(weights(averaged.net), weights(toy.net))
+    with torch.no_grad(), toy.teacher.in_place():
+        averaged.gain.copy_(toy.gain)  # of no part
     assert validate(averaged, toy_images(20, seed=5)) == fitted.validation
-    load_weights(averaged, fitted.checkpoint, averaged=False)
-    assert same(weights(averaged), weights(toy))
+    own = read_checkpoint(fitted.checkpoint).training("weights")
+    assert same(own, {name: parameter.detach() for name, parameter in toy.named_parameters()})
+    assert train_toy(tmp_path / "none", max_steps=1)[0].teacher is None
 
 
 def test_validation_is_the_mean_over_images_however_they_are_batched(tmp_path: Path) -> None:
     class Mean(Toy):
         def forward(self, batch: Any, generator: torch.Generator, rows: Any) -> Any:
             step = super().forward(batch, generator, rows)
-            return dataclasses.replace(step, terms={"mean": batch.images.mean(), "label": batch.labels.float().mean()})
+            return dataclasses.replace(step, terms={"mean": batch.images.mean(), "place": batch.index.float().mean()})
 
     images = toy_images(20, seed=5)
     for size in (1, 7, 64):
         terms = validate(Mean(), images, batch_size=size)
-        assert terms == pytest.approx({"mean": float(images.images.mean()), "label": 0.5}, rel=1e-6)
+        assert terms == pytest.approx({"mean": float(images.images.mean()), "place": 9.5}, rel=1e-6)
     assert validate(Toy(), images) == validate(Toy(), images) != validate(Toy(), images, seed=1)
     with pytest.raises(UserError, match="validation set is empty"):
         validate(Toy(), ToyImages(images.images[:0]))
@@ -370,7 +385,7 @@ def test_the_hook_sees_every_epoch_and_what_it_changes_is_kept(tmp_path: Path) -
     config = toy_config(validate_every=2, max_epochs=2)
     Trainer(toy, toy_images(), tmp_path, config=config, valid=toy_images(20), on_epoch=hook).fit()
     assert [state.epoch for state in seen] == [1, 2] and seen[0].validation == {} and "bound" in seen[1].validation
-    assert bool((newest(tmp_path)["model"]["mean_code"] == 42).all())
+    assert bool((newest(tmp_path)["training"]["state/mean_code"] == 42).all())
 
 
 def test_other_plans(tmp_path: Path) -> None:
@@ -386,7 +401,7 @@ def test_other_plans(tmp_path: Path) -> None:
 
     def forward(batch: Any, *rest: Any) -> Any:
         taken.append(batch.index.tolist())
-        assert torch.equal(batch.labels, batch.index % 2)
+        assert torch.equal(batch.images, toy_images().images[batch.index])
         return original(batch, *rest)
 
     toy.forward = forward  # type: ignore[method-assign,assignment]
