@@ -3,7 +3,7 @@
 import torch
 
 from semisight.inference.imputation import _from_known, impute
-from semisight.inference.novelty import redraw, learn_novelty, squared_error
+from semisight.inference.novelty import learn_novelty, redraw, squared_error
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
 

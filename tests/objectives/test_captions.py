@@ -1,7 +1,7 @@
-"""(11), (12): captions beside the bound, missing captions, two-step learning, and labels on the same code."""
+"""(12): captions beside the bound, several per image; pseudo-captions; two-step learning; and that it learns."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,74 +12,37 @@ from torch import Tensor, nn
 from semisight.data.image_set import ImageSet
 from semisight.data.vocabulary import END, PADDING, Vocabulary
 from semisight.errors import UserError
-from semisight.inference.beam_search import mixture_log_prob
-from semisight.inference.captions import best_captions, caption_perplexity, codes_in_batches, draw_codes
-from semisight.model.architecture import Architecture, Layer
-from semisight.model.encoders.paper import Pooling
-from semisight.model.heads.captions import words_per_caption
+from semisight.inference.captions import CaptionReader, Search, caption_perplexity, write_captions
+from semisight.model.heads.captions import CaptionHead, words_per_caption
+from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.objectives.caption_objective import CaptionObjective, CaptionXi, posteriors_of
-from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.objectives.image_objective import ImageObjective
-from semisight.objectives.step import Batch, Rows, Step
-from semisight.runs.caption_training import (
-    CaptionSettings,
-    build_caption_objective,
-    build_label_term,
-    caption_plan,
-    caption_validator,
-    share_of_batch,
-)
-from semisight.runs.label_training import LabelSettings
-from semisight.training.checkpoint import load_weights, read_checkpoint
+from semisight.objectives.captions import Captions, EncodedCaptions
+from semisight.objectives.gradients import NVIL
+from semisight.objectives.joint import Joint, Posteriors
+from semisight.objectives.labels import Labels
+from semisight.objectives.step import Batch, Rows
+from semisight.objectives.targets import Xi, per_other
+from semisight.training.checkpoint import load_parts, read_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.trainer import Trainer
+from tests.objectives.cases import ALL, IMAGES, PIXELS, TINY, J, N, gradients, model_with, only, step
 
-TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
-N = 12
-ALL = Rows(0, N, N)
 TEXTS: tuple[tuple[str, ...], ...] = tuple(
     (("a dog runs", "a brown dog"), ("two birds over the sea",), ())[i % 3] for i in range(N)
 )
 VOCABULARY = Vocabulary.from_captions([caption for captions in TEXTS for caption in captions], min_count=1)
-SETTINGS = CaptionSettings(min_count=1, hidden_size=6, embedding_size=5, captioned_per_batch=4)
 LABELS = torch.tensor([i % 3 if i < 6 else -1 for i in range(N)])
-
-
-def pictures(labels: Tensor | None = None) -> ImageSet:
-    images = torch.rand(N, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    names = ("a", "b", "c") if labels is not None else ()
-    return ImageSet.of(images, tuple(map(str, range(N))), labels, names, captions=TEXTS)
+PICTURES = ImageSet.of(IMAGES, tuple(map(str, range(N))))
 
 
 def encoded(texts: tuple[tuple[str, ...], ...] = TEXTS) -> EncodedCaptions:
     return EncodedCaptions.encode(texts, VOCABULARY)
 
 
-def objective(
-    settings: CaptionSettings = SETTINGS,
-    texts: tuple[tuple[str, ...], ...] = TEXTS,
-    labels: Tensor | None = None,
-    pooling: Pooling = "expected",
-) -> CaptionObjective:
-    images = ImageObjective(ImageModel.of(TINY, pooling, seed=1))
-    captions = encoded(texts)
-    plan = caption_plan(captions.present, settings, 8, labels)
-    term = None if labels is None else build_label_term(images, labels, 3, LabelSettings(), plan, seed=2)
-    return build_caption_objective(images, captions, settings, plan, seed=2, labels=term)
-
-
-def step(of: nn.Module, labels: Tensor | None = None, rows: Rows = ALL) -> Step:
-    here = slice(rows.start, rows.stop)
-    batch = Batch(pictures().images[here], torch.arange(N)[here], None if labels is None else labels[here])
-    result: Step = of(batch, torch.Generator().manual_seed(3), rows)
-    return result
-
-
-def gradients(of: nn.Module, result: Step) -> dict[str, Tensor]:
-    of.zero_grad()
-    result.loss.backward()
-    return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in of.named_parameters()}
+def captions_of(texts: tuple[tuple[str, ...], ...] = TEXTS, cell: Any = "gru", **options: Any) -> Captions:
+    generator = torch.Generator().manual_seed(2)
+    head = CaptionHead(J, len(VOCABULARY), hidden_size=6, embedding_size=5, cell=cell, generator=generator)
+    return Captions(head, texts, VOCABULARY, **options)
 
 
 # ---- captions of a set ----
@@ -117,188 +80,174 @@ def test_other_captions_are_noticed_on_resuming() -> None:
     assert encoded().about() != encoded((*TEXTS[:-1], ("a dog",))).about()
 
 
-# ---- the objective ----
-
-
-@pytest.mark.parametrize("pooling", ["expected", "sampled"])
-def test_xi_zero_is_the_bound_on_images_alone(pooling: Pooling) -> None:
-    joint, alone = objective(replace(SETTINGS, xi=0.0), pooling=pooling), ImageObjective(ImageModel.of(TINY, pooling, 1))
-    a, b = step(joint), step(alone)
-    assert torch.equal(a.loss, b.loss)
-    ga, gb = gradients(joint, a), gradients(alone, b)
-    for name, gradient in gb.items():
-        torch.testing.assert_close(ga[f"images.{name}"], gradient)
-    assert all(float(g.abs().sum()) == 0 for n, g in ga.items() if n.startswith("head"))
-
-
-def test_a_missing_caption_contributes_nothing() -> None:
-    """Captions of one image alone: the value is the bound and that caption; the gradient of the other images' codes
-    is that of the bound."""
-    only_first = (TEXTS[0][:1], *[()] * (N - 1))
-    one, none = objective(texts=only_first), ImageObjective(ImageModel.of(TINY, seed=1))
-    one.xi = CaptionXi(7.0)
-    with_it, without = step(one), step(none)
-    _, posterior, _ = none.infer(pictures().images, torch.Generator().manual_seed(3), ALL)
-    caption = VOCABULARY.encode([TEXTS[0][0]])
-    log_p = one.head.log_prob(caption, posterior.code[:1]).detach()
-    side = 7.0 / int(words_per_caption(caption)) * log_p
-    torch.testing.assert_close(with_it.loss, without.loss - side.sum() / N)
-    assert with_it.terms["side"] == pytest.approx(float(side) / N, rel=1e-5)
-
-    images = pictures().images.clone().requires_grad_()
-    batch = Batch(images, torch.arange(N))
-    (pulled,) = torch.autograd.grad(one(batch, torch.Generator().manual_seed(3), ALL).loss, images)
-    (alone,) = torch.autograd.grad(none(batch, torch.Generator().manual_seed(3), ALL).loss, images)
-    torch.testing.assert_close(pulled[1:], alone[1:])
-    assert not torch.allclose(pulled[0], alone[0])
-
-
-def test_a_batch_without_captions_gives_the_head_no_gradient() -> None:
-    of = objective()
-    batch = Batch(pictures().images[2::3], torch.arange(N)[2::3])
-    result: Step = of(batch, torch.Generator().manual_seed(3), Rows(0, 4, 4))
-    assert float(result.terms["side"]) == 0
-    assert all(float(g.abs().sum()) == 0 for n, g in gradients(of, result).items() if n.startswith("head"))
+# ---- the target ----
 
 
 def test_xi_weighs_every_caption_like_the_pixels_of_an_image() -> None:
-    of = objective(replace(SETTINGS, captions_per_step=None))
-    n_images, rho = N - N // 3, 0.5  # batches of 8 hold 4 captioned images
-    result = step(of)
-    code = of.images.infer(pictures().images, torch.Generator().manual_seed(3), ALL)[1].code.detach()
+    """1/T for each caption, and an image with two counts as one with one."""
+    joint = Joint(model_with("expected"), [captions := captions_of(per_image=None)], rho={"captions": 0.5})
+    result = step(joint)
+    code = joint.infer(IMAGES, torch.Generator().manual_seed(3), ALL)[1].code.detach()
     per_word = []
-    for i, captions in enumerate(TEXTS):
+    for i, texts in enumerate(TEXTS):
         logs = [
-            float(of.head.log_prob(encoded, code[i : i + 1]).detach()) / encoded.shape[1]
-            for encoded in (VOCABULARY.encode([caption]) for caption in captions)
+            float(captions.head.log_prob(one, code[i : i + 1]).detach()) / one.shape[1]
+            for one in (VOCABULARY.encode([text]) for text in texts)
         ]
         per_word += [sum(logs) / len(logs)] if logs else []
-    assert len(per_word) == n_images
-    assert float(result.terms["side"]) == pytest.approx(TINY.n_pixels / rho * sum(per_word) / N, rel=1e-5)
+    assert len(per_word) == 8
+    assert float(result.terms["side"]) == pytest.approx(PIXELS / 0.5 * sum(per_word) / N, rel=1e-5)
+    alone = step(Joint(model_with("expected")))
+    torch.testing.assert_close(result.loss, alone.loss - result.terms["side"], rtol=1e-5, atol=1e-3)
 
 
 def test_one_drawn_caption_is_the_mean_of_all_on_average() -> None:
-    one, every = objective(), objective(replace(SETTINGS, captions_per_step=None))
-    index, code = torch.arange(N), torch.randn(N, TINY.code_size, generator=torch.Generator().manual_seed(0))
-    exact, _ = every._caption_side(index, code, torch.Generator(), ALL)
+    one, every = captions_of(), captions_of(per_image=None)
+    index, code = torch.arange(N), torch.randn(N, J, generator=torch.Generator().manual_seed(0))
+    exact = every.side(every.rows(index, torch.Generator(), ALL), code, 0).value.detach()
     generator = torch.Generator().manual_seed(0)
-    draws = torch.stack([one._caption_side(index, code, generator, ALL)[0].detach() for _ in range(200)])
+    draws = torch.stack([one.side(one.rows(index, generator, ALL), code, 0).value.detach() for _ in range(200)])
     spread = draws.std(0) / 200**0.5
     assert ((draws.mean(0) - exact).abs() <= 4 * spread + 1e-3 * exact.abs()).all()
 
 
-def test_a_given_xi_is_the_weight_itself_and_warms_up() -> None:
+def test_a_given_xi_is_the_weight_of_a_whole_caption_and_warms_up() -> None:
     T = torch.tensor([2, 8])
-    assert CaptionXi(8.0).at(0, T).tolist() == [4.0, 1.0]
-    assert CaptionXi(8.0, per_word=False).at(0, T).tolist() == [8.0, 8.0]
-    assert CaptionXi(8.0, warmup=4).at(0, T).tolist() == [1.0, 0.25]
-    assert objective(replace(SETTINGS, xi=1.0)).xi == CaptionXi(1.0, per_word=False)
-    assert objective(replace(SETTINGS, xi_scale=3.0)).xi == CaptionXi(3 * 64 / 0.5)
+    of = captions_of()
+    of.balance(16, 0.5)
+    assert of.weight(T, 0).tolist() == [16.0, 4.0]
+    of.xi = Xi(8.0)
+    assert of.weight(T, 0).tolist() == [8.0, 8.0]
+    of.xi = Xi(times=2.0, warmup=4)
+    assert of.weight(T, 0).tolist() == [8.0, 2.0]
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_every_parameter_gets_a_gradient(cell: str) -> None:
-    of = objective(replace(SETTINGS, cell=cell), labels=LABELS)  # type: ignore[arg-type]
-    result = step(of, LABELS)
-    assert {"bound", "reconstruction", "kl_s", "kl_z", "side", "alpha0", "caption", "label"} == result.terms.keys()
-    for name, gradient in gradients(of, result).items():
-        assert float(gradient.abs().sum()) > 0, name
+def test_the_log_shows_the_mean_log_p_per_symbol() -> None:
+    of, code = captions_of(per_image=None), torch.randn(N, J, generator=torch.Generator().manual_seed(0))
+    rows = of.rows(torch.arange(N), torch.Generator(), ALL)
+    log_p = of.head.log_prob(rows.captions, code[rows.owners]).sum() / words_per_caption(rows.captions).sum()
+    torch.testing.assert_close(of.side(rows, code, 0).log_prob, log_p.detach())
 
 
-def test_labels_and_captions_pull_on_one_code() -> None:
-    """Side terms add: both together are the sum of each alone, and labels -1 leave the captions."""
-    both, captions = objective(labels=LABELS), objective()
-    captions.xi = both.xi
-    nothing = torch.full((N,), -1)
-    with_labels, without = step(both, LABELS), step(both, nothing)
-    torch.testing.assert_close(without.loss, step(captions).loss)
-    assert float(without.terms["label"]) == 0
-    assert both.labels is not None
-    code = both.images.infer(pictures().images, torch.Generator().manual_seed(3), ALL)[1].code
-    label_side, prior, _ = both.labels(LABELS, code, 0)
-    torch.testing.assert_close(with_labels.loss, without.loss - label_side.mean() - prior)
-
-
-def test_two_processes_see_the_captions_of_one() -> None:
-    of = objective()
-    halves = [step(of, rows=Rows(0, 6, N)), step(of, rows=Rows(6, N, N))]
-    torch.testing.assert_close((halves[0].loss + halves[1].loss) / 2, step(of).loss, rtol=1e-4, atol=1e-3)
-
-
-def test_validation_does_not_take_training_captions_for_its_own() -> None:
-    joint, alone = objective().eval(), ImageObjective(ImageModel.of(TINY, seed=1)).eval()
-    assert torch.equal(step(joint).loss, step(alone).loss)
-    assert "caption" not in step(joint).terms
+def test_an_lstm_gets_its_gradients_too() -> None:
+    joint = Joint(model_with("expected"), [captions_of(cell="lstm")])
+    assert all(float(g.abs().sum()) > 0 for g in gradients(joint, step(joint).loss).values())
 
 
 def test_a_vocabulary_of_another_size_is_refused() -> None:
     other = EncodedCaptions.encode(TEXTS, Vocabulary.from_captions(["a dog"], 1))
     with pytest.raises(UserError, match="vocabulary of 4 symbols"):
-        CaptionObjective(ImageObjective(ImageModel.of(TINY)), objective().head, other, CaptionXi(1.0))
+        Captions(captions_of().head, other)
+    with pytest.raises(ValueError, match="need the vocabulary"):
+        Captions(captions_of().head, TEXTS)
 
 
-# ---- batches ----
+def test_the_map_from_the_code_may_learn_slower() -> None:
+    names = ("targets.0.head.code.weight", "targets.0.head.code.bias")
+    plain, slow = (Joint(model_with("expected"), [captions_of(code_rate=rate)]) for rate in (1.0, 0.3))
+    assert not set(names) & plain.rate_multipliers().keys()
+    assert all(slow.rate_multipliers()[name] == 0.3 for name in names)
+    assert set(slow.rate_multipliers()) <= {name for name, _ in slow.named_parameters()}
 
 
-def test_plans_and_the_share_of_captions_in_a_batch() -> None:
-    present = encoded().present
-    joint = caption_plan(present, SETTINGS, 8)
-    assert share_of_batch(present, joint) == 0.5
-    assert int(present[joint.indices(0, 0)].sum()) == 4 and len(joint.indices(0, 0)) == 8
-    alone = caption_plan(present, SETTINGS, 8, uncaptioned=False)
-    assert share_of_batch(present, alone) == 1.0 and bool(present[alone.indices(3, 0)].all())
-    assert len(caption_plan(present, replace(SETTINGS, two_step=True), 8).unlabelled_index) == 0
-    labelled = caption_plan(present, SETTINGS, 8, LABELS)  # image 2 and 5 are labelled, not captioned
-    assert {2, 5} <= set(labelled.labelled_index.tolist())
-    # 4 of 10 known ones, 8 of which have a caption, beside the only two that have nothing
-    assert share_of_batch(present, labelled) == pytest.approx(4 * 0.8 / 6)
-    with pytest.raises(UserError, match="no training image has a caption"):
-        caption_plan(torch.zeros(N, dtype=torch.bool), SETTINGS, 8)
+# ---- pseudo-captions ----
+
+HALF = tuple(("a dog runs",) if i < N // 2 else () for i in range(N))
 
 
-@pytest.mark.parametrize("wrong", [{"cell": "rnn"}, {"min_count": 0}, {"xi": -1.0}, {"two_step": True, "xi": 2.0}])
-def test_wrong_settings(wrong: dict[str, object]) -> None:
-    with pytest.raises(UserError):
-        CaptionSettings(**wrong)  # type: ignore[arg-type]
+def certain_model() -> ImageModel:
+    """Codes have next to no spread, so that what is drawn is their mean."""
+    model = model_with("expected")
+    with torch.no_grad():
+        model.encoder.code_mlp.log_sigma.zero_()  # type: ignore[attr-defined]
+        model.encoder.code_mlp.log_sigma_bias.fill_(-20.0)  # type: ignore[attr-defined]
+    return model
+
+
+def test_sure_words_are_those_of_the_likeliest_caption_above_the_threshold() -> None:
+    codes = torch.randn(7, J, generator=torch.Generator().manual_seed(0))
+    wide = CaptionHead(
+        J, len(VOCABULARY), hidden_size=6, embedding_size=5, start="wide", generator=torch.Generator().manual_seed(2)
+    )
+
+    def believed(threshold: float) -> tuple[Tensor, Tensor]:
+        pseudo = Captions(wide, TEXTS, VOCABULARY, threshold=threshold).believe(codes)
+        return pseudo.captions, pseudo.sure
+
+    captions, every = believed(0.0)
+    torch.testing.assert_close(captions, wide.predict(codes[None]))
+    assert torch.equal(every, (captions != PADDING).float())
+    p = torch.stack([wide.log_prob(captions[:, : t + 1], codes) for t in range(captions.shape[1])], 1).detach()
+    p = p.diff(dim=1, prepend=torch.zeros(7, 1)).exp()  # of each symbol given those before
+    there = captions != PADDING
+    sorted_p = p[there].sort().values
+    middle = float(sorted_p[len(sorted_p) // 2 - 1 : len(sorted_p) // 2 + 1].mean())  # between two of them
+    _, some = believed(middle)
+    assert torch.equal(some, ((p > middle) & there).float())
+    assert 0 < float(some.sum()) < float(every.sum())
+    assert float(believed(1.0)[1].sum()) == 0
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_the_loss_is_what_the_module_says(weight: float) -> None:
+    """N_X [ mean over captioned of 1/T log p(Y | s) + weight x mean over the others of 1/T log p(sure | s) ]."""
+    captions = captions_of(HALF, threshold=0.0)
+    joint = Joint(certain_model(), [captions], consistency=only(pseudo_labels=weight))
+    code = joint.model.mean_code(IMAGES, torch.Generator())
+    caption = VOCABULARY.encode(["a dog runs"] * (N // 2))
+    known = captions.head.log_prob(caption, code[: N // 2]) / caption.shape[1]
+    sure = captions.head.predict(code[None, N // 2 :])
+    others = captions.head.log_prob(sure, code[N // 2 :]) / words_per_caption(sure)
+    result = step(joint)
+    torch.testing.assert_close(result.loss, -PIXELS * (known.mean() + weight * others.mean()), rtol=1e-4, atol=1e-3)
+    assert float(result.terms["captions_sure"]) == 1.0
+
+
+def test_what_is_not_sure_contributes_nothing() -> None:
+    joint = Joint(certain_model(), [captions_of(HALF, threshold=1.0)], consistency=only(pseudo_labels=1.0))
+    changed = torch.cat([IMAGES[: N // 2], IMAGES[N // 2 :].flip(0)])
+    a, b = step(joint), step(joint, images=changed)
+    torch.testing.assert_close(a.loss, b.loss)
+    of_a, of_b = gradients(joint, a.loss), gradients(joint, b.loss)
+    for name, gradient in of_a.items():
+        torch.testing.assert_close(gradient, of_b[name], msg=name)
+    assert float(a.terms["captions_sure"]) == 0.0
+
+
+def test_images_with_pseudo_targets_weigh_as_much_together_and_never_more_each() -> None:
+    assert [per_other(rho) for rho in (0.25, 0.5, 0.75)] == [pytest.approx(1 / 3), 1.0, 1.0]
 
 
 # ---- training ----
 
 
-def config(steps: int = 4) -> TrainConfig:
-    return TrainConfig(
-        batch_size=8,
-        max_steps=steps,
-        metric="perplexity",
-        metric_rises=False,
-        threads=1,
-        progress=False,
-        tensorboard=False,
-    )
+def config(steps: int = 4, **changes: Any) -> TrainConfig:
+    quiet = {"threads": 1, "progress": False, "tensorboard": False}
+    by = {"metric": "perplexity", "metric_rises": False}
+    return TrainConfig(batch_size=8, max_steps=steps, **{**quiet, **by, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pooling", ["expected", "sampled"])
-def test_two_step_leaves_the_image_model_as_it_is(tmp_path: Path, pooling: Pooling) -> None:
-    images = ImageObjective(ImageModel.of(TINY, pooling, seed=1), gradient="nvil", alpha0="exact")
-    before = {name: value.clone() for name, value in images.state_dict().items()}
-    settings = replace(SETTINGS, two_step=True)
-    plan = caption_plan(encoded().present, settings, 8)
-    posteriors = posteriors_of(images.model, pictures())
-    assert (posteriors is None) == (pooling == "sampled")
-    of = build_caption_objective(images, encoded(), settings, plan, 0, posteriors=posteriors)
-    head = {name: value.clone() for name, value in of.head.state_dict().items()}
-    validate = caption_validator(pictures(), TEXTS, VOCABULARY, n_codes=2, cider_images=4)
-    fitted = Trainer(of, pictures(), tmp_path, config=config(), plan=plan, validate=validate).fit()
-    assert all(torch.equal(value, before[name]) for name, value in images.state_dict().items())
-    assert not any(torch.equal(value, head[name]) for name, value in of.head.state_dict().items())
-    assert fitted.validation["perplexity"] > 1 and fitted.validation["CIDEr"] >= 0
+def perplexity_of(joint: Any) -> dict[str, float]:
+    head = joint.targets[0].head
+    return {"perplexity": caption_perplexity(joint.model, head, PICTURES, encoded(), n_codes=2)}
+
+
+@pytest.mark.parametrize("encoder", ["expected", "sampled"])
+def test_two_step_leaves_the_image_model_as_it_is(tmp_path: Path, encoder: str) -> None:
+    joint = Joint(model_with(encoder), [captions_of()], gradient=NVIL(), alpha0="exact", frozen=True)
+    image_side = nn.ModuleDict({"model": joint.model, "gradient": joint.gradient})  # type: ignore[dict-item]
+    before = {name: value.clone() for name, value in image_side.state_dict().items()}
+    head = {name: value.clone() for name, value in joint.targets[0].head.state_dict().items()}  # type: ignore
+    fitted = Trainer(joint, PICTURES, tmp_path, config=config(), validate=perplexity_of).fit()
+    assert all(torch.equal(value, before[name]) for name, value in image_side.state_dict().items())
+    assert not any(torch.equal(v, head[name]) for name, v in joint.targets[0].head.state_dict().items())  # type: ignore
+    assert fitted.validation["perplexity"] > 1
 
 
 def test_kept_posteriors_give_the_codes_that_encoding_gives() -> None:
-    model = ImageModel.of(TINY, seed=1)
-    kept = posteriors_of(model, pictures())
-    assert kept is not None
-    posterior = model.encode(pictures().images, torch.Generator())
+    model = model_with("expected")
+    kept = Posteriors(*model.code_moments(IMAGES))
+    posterior = model.encode(IMAGES, torch.Generator())
     torch.testing.assert_close(kept.mean, posterior.mean)
     torch.testing.assert_close(kept.log_spread, posterior.log_spread)
     index = torch.tensor([3, 5])
@@ -307,29 +256,43 @@ def test_kept_posteriors_give_the_codes_that_encoding_gives() -> None:
     )
     torch.testing.assert_close(drawn.mean(0), kept.mean[index], atol=0.05, rtol=0)
     torch.testing.assert_close(drawn.std(0), kept.log_spread[index].exp(), atol=0.03, rtol=0)
+    halves = [
+        kept.draw(index[i : i + 1], torch.Generator().manual_seed(0), Rows(i, i + 1, 2), kept.mean) for i in (0, 1)
+    ]
+    assert torch.equal(torch.cat(halves), drawn[0])
+    joint = Joint(model, [captions_of()], frozen=True)
+    joint.posteriors = kept
+    assert torch.isfinite(step(joint).loss)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one_and_checkpoints_hold_no_captions(tmp_path: Path) -> None:
     def trainer(folder: str, steps: int) -> Trainer:
-        of = objective(labels=LABELS)
-        plan = caption_plan(encoded().present, SETTINGS, 8, LABELS)
-        validate = caption_validator(pictures(LABELS), TEXTS, VOCABULARY, n_codes=2)
-        about = {"captions": of.train_captions.about()}
-        train = pictures(LABELS)
-        return Trainer(of, train, tmp_path / folder, config=config(steps), plan=plan, validate=validate, about=about)
+        captions, labels = captions_of(), Labels(BayesianSVM(J, 3, generator=torch.Generator().manual_seed(0)), LABELS)
+        joint = Joint(model_with("sampled"), [captions, labels], gradient=NVIL(), consistency=only(bound_images=4))
+        about = {"captions": captions.encoded.about()}
+        return Trainer(
+            joint,
+            PICTURES,
+            tmp_path / folder,
+            config=config(steps, average_decay=0.9),
+            validate=perplexity_of,
+            about=about,
+        )
 
     whole = trainer("whole", 6)
     fitted = whole.fit()
-    assert {"perplexity", "error"} == fitted.validation.keys()
     trainer("parts", 3).fit()
     resumed = trainer("parts", 6)
     resumed.fit(resume=True)
     for name, value in whole.objective.state_dict().items():
         assert torch.equal(value, resumed.objective.state_dict()[name]), name
-    names = read_checkpoint(fitted.checkpoint).part("model").keys()
-    assert names == whole.objective.state_dict().keys()
-    assert {name.split(".")[0] for name in names} == {"images", "head", "labels", "step"}
-    load_weights(objective(labels=LABELS), fitted.checkpoint)
+    kept = read_checkpoint(fitted.checkpoint)
+    assert kept.tensors.keys() == {"model", "head.captions", "head.labels", "training"}
+    assert kept.part("head.captions").keys() == captions_of().head.state_dict().keys()
+    assert {name for name in kept.training("state") if "gradient" not in name} == {
+        "step", "targets.1.seen", "targets.1.responsibilities"
+    }  # fmt: skip
+    load_parts({"model": model_with("sampled"), "head.captions": captions_of().head}, fitted.checkpoint)
 
 
 def test_captions_of_pictures_are_learned() -> None:
@@ -339,57 +302,22 @@ def test_captions_of_pictures_are_learned() -> None:
     images[1::2, :, 4:] = 1.0
     images = (images + 0.05 * torch.rand(images.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
     texts = tuple(("left side",) if i % 2 == 0 else ("low half of it",) for i in range(N))
-    train = ImageSet.of(images, tuple(map(str, range(N))), captions=texts)
+    train = ImageSet.of(images, tuple(map(str, range(N))))
     vocabulary = Vocabulary.from_captions([t for captions in texts for t in captions], 1)
-    captions = EncodedCaptions.encode(texts, vocabulary)
-    settings = CaptionSettings(min_count=1, hidden_size=16, embedding_size=8)
-    plan = caption_plan(captions.present, settings, N)
     model = ImageModel.of(TINY, seed=1)
     model.start_from(images)
-    of = build_caption_objective(ImageObjective(model), captions, settings, plan, 0)
-    before = caption_perplexity(model, of.head, train, captions, n_codes=4)
-    optimiser = torch.optim.Adam(of.parameters(), 0.02)
+    head = CaptionHead(J, len(vocabulary), hidden_size=16, embedding_size=8, generator=torch.Generator().manual_seed(0))
+    captions = Captions(head, texts, vocabulary)
+    joint = Joint(model, [captions])
+    before = caption_perplexity(model, head, train, captions.encoded, n_codes=4)
+    optimiser = torch.optim.Adam(joint.parameters(), 0.02)
     for number in range(100):
-        batch = Batch(images, torch.arange(N))
         optimiser.zero_grad()
-        of(batch, torch.Generator().manual_seed(number), ALL).loss.backward()
-        nn.utils.clip_grad_norm_(of.parameters(), 5.0)
+        joint(Batch(images, torch.arange(N)), torch.Generator().manual_seed(number), ALL).loss.backward()
+        nn.utils.clip_grad_norm_(joint.parameters(), 5.0)
         optimiser.step()
-        of.after_step(number)
-    of.eval()
-    after = caption_perplexity(model, of.head, train, captions, n_codes=4)
-    assert after < 1.2 < before
-    words = best_captions(model, of.head, train, vocabulary, n_codes=4, beam=2)
-    assert words == [tuple(captions[0].split()) for captions in texts]
-
-
-# ---- scoring sets ----
-
-
-@pytest.mark.parametrize("pooling", ["expected", "sampled"])
-def test_codes_for_captions_come_from_q(pooling: Pooling) -> None:
-    model = ImageModel.of(TINY, pooling, seed=1)
-    codes = draw_codes(model, pictures().images[:2], 400, torch.Generator().manual_seed(0))
-    assert codes.shape == (400, 2, TINY.code_size)
-    if pooling == "expected":
-        posterior = model.encode(pictures().images[:2], torch.Generator())
-        torch.testing.assert_close(codes.mean(0), posterior.mean, atol=0.1, rtol=0)
-
-
-def test_perplexity_is_that_of_the_mixture_and_skips_what_is_missing() -> None:
-    of = objective().eval()
-    model, head = of.images.model, of.head
-    captioned = encoded().present.nonzero().squeeze(1)
-    value = caption_perplexity(model, head, pictures(), encoded(), n_codes=3, batch_size=N)
-    assert value == pytest.approx(
-        caption_perplexity(model, head, pictures(), encoded(), index=captioned, n_codes=3), rel=0.2
-    )
-    ((index, codes),) = codes_in_batches(model, pictures(), torch.arange(N), 3, N, 0)
-    symbols, owners = encoded().of(index)
-    total = mixture_log_prob(head, symbols, codes, owners).sum() / words_per_caption(symbols).sum()
-    assert value == pytest.approx(float((-total).exp().detach()), rel=1e-5)
-
-
-def test_a_validation_set_without_captions_is_refused() -> None:
-    with pytest.raises(UserError, match="no validation image has a caption"):
-        caption_validator(pictures(), [()] * N, VOCABULARY)
+        joint.after_step(number)
+    joint.eval()
+    assert caption_perplexity(model, head, train, captions.encoded, n_codes=4) < 1.2 < before
+    found = write_captions(model, CaptionReader(head, vocabulary), train, Search(n_codes=4, beam=2))
+    assert [best.words for (best,) in found] == [tuple(texts[i][0].split()) for i in range(N)]

@@ -15,10 +15,10 @@ from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.decoder import Decoded
 from semisight.model.encoders.paper import Pooling
-from semisight.model.posterior import Noise, Posterior
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
 from semisight.model.ops.pooling import FAST, NAIVE
+from semisight.model.posterior import Noise, Posterior
 from semisight.objectives.bound import Bound, image_bound
 from semisight.objectives.gradients import NVIL, GradientName, gradient_named
 
