@@ -8,11 +8,12 @@ import torch
 
 from semisight.inference.encode import Codes, encode
 from semisight.inference.labels import FittedCalibration, LabelAnswer, LabelReader, decide, fit_calibration
-from semisight.metrics.calibration import Calibration
+from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_temperature
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.encoders.paper import Pooling
 from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.model.image_model import ImageModel
+from semisight.random import Stream, random_order
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)))
 
@@ -83,7 +84,7 @@ def test_without_a_calibration_probabilities_are_the_head_s_own(head: BayesianSV
 
 
 def test_a_calibration_is_fitted_on_held_out_labels_and_measured_on_others() -> None:
-    """Scores ten times too sure: the fit takes it back, and the error it states is one of labels that it did not see."""
+    """Scores ten times too sure: the fit takes it back, and states an error of labels that it did not see."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(3000, 3, generator=generator)
     labels = torch.multinomial(truth.softmax(1), 1, generator=generator).squeeze(1)
@@ -91,6 +92,12 @@ def test_a_calibration_is_fitted_on_held_out_labels_and_measured_on_others() -> 
     torch.testing.assert_close(fitted.calibration.scale, torch.full((3,), 0.1).double(), atol=0.02, rtol=0)
     assert fitted.step == 7 and fitted.n == 3000 and fitted.by == "labels" and 0 < fitted.error < 0.05
     few = fit_calibration(10 * truth[:60], labels[:60], step=7, seed=0)
+    first, second = random_order(60, 0, Stream.FOLDS).chunk(2)
+    crossed = torch.empty(60, 3, dtype=torch.float64)
+    for here, there in ((first, second), (second, first)):
+        fit = fit_temperature(10 * truth[there], labels[there])
+        crossed[here] = fit.probabilities(10 * truth[here].double())
+    assert few.error == pytest.approx(expected_calibration_error(crossed, labels[:60]))
     assert len(few.calibration.scale.unique()) == 1, "few labels give one temperature for all classes"
     assert FittedCalibration.from_dict(fitted.to_dict()).to_dict() == fitted.to_dict()
     alone = fit_calibration(10 * truth[:1], labels[:1], step=1, seed=0)

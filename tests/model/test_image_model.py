@@ -7,7 +7,7 @@ import torch
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.encoders.paper import PoolingMLP, after_pooling, normalised
+from semisight.model.encoders.paper import Pooling, PoolingMLP, after_pooling, normalised
 from semisight.model.image_model import ImageModel
 from semisight.model.posterior import batch_last
 
@@ -53,3 +53,35 @@ def test_the_reach_changes_nothing_but_the_start_of_the_places() -> None:
         torch.testing.assert_close(b, factor * a, msg=name)
     with pytest.raises(UserError, match="reach must be above 0, not 0"):
         ImageModel.of(DEEP, reach=0)
+
+
+@pytest.mark.parametrize("pooling", ["sampled", "expected", "max"])
+def test_how_the_code_sees_the_drawn_places(pooling: Pooling) -> None:
+    """The paper's code is that of the drawn z, another for another draw; the others' mean does not depend on it."""
+    model = ImageModel.of(DEEP, pooling)
+    images = torch.rand(4, 2, 14, 14, generator=torch.Generator().manual_seed(1))
+    one, other = (model.encode(images, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert torch.equal(one.mean, other.mean) == (pooling != "sampled") == model.encoder.mean_is_exact
+    assert (len(one.z) == 2) == (pooling != "max") == model.encoder.has_places
+    if pooling != "max":
+        assert not torch.equal(one.z[0], other.z[0])
+    if pooling == "sampled":
+        with pytest.raises(UserError, match="depends on the drawn z"):
+            model.code_moments(images)
+
+
+def test_images_from_the_prior_have_places_drawn_evenly() -> None:
+    model = ImageModel.of(DEEP)
+    for z in model.prior_places(400, torch.Generator().manual_seed(0)):
+        assert bool((z.sum(0) == 1).all())
+        torch.testing.assert_close(z.mean((1, 2, 3, 4)), torch.full((4,), 0.25), atol=0.03, rtol=0)
+    drawn = model.generate(300, torch.Generator().manual_seed(0))
+    assert drawn.shape == (300, 2, 14, 14) and torch.isfinite(drawn).all()
+
+
+def test_a_code_drawn_from_q_has_its_mean_and_spread() -> None:
+    model = ImageModel.of(DEEP)
+    image = torch.rand(1, 2, 14, 14, generator=torch.Generator().manual_seed(1)).expand(3000, -1, -1, -1)
+    posterior = model.encode(image, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(posterior.code.mean(0), posterior.mean[0], atol=0.05, rtol=0)
+    torch.testing.assert_close(posterior.code.std(0), posterior.log_spread[0].exp(), atol=0, rtol=0.06)

@@ -103,11 +103,15 @@ def test_every_parameter_receives_a_gradient(pooling: Pooling, gradient: str, no
             assert float(parameter.grad.abs().sum()) > 0, name
 
 
+TWO_Z = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(3, 3, 2), Layer(4, 2)))
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_the_loss_is_minus_the_bound_of_one_draw(pooling: Pooling) -> None:
+@pytest.mark.parametrize("architecture", [TINY, TWO_Z], ids=["one z", "two z"])
+def test_the_loss_is_minus_the_bound_of_one_draw(pooling: Pooling, architecture: Architecture) -> None:
     """Put together by hand from one draw: the decoder gets the very s and z that the encoder drew, no others."""
-    model = ImageModel.of(TINY, pooling, seed=1)
-    model.start_from(images := torch.rand(8, 2, 6, 6, generator=torch.Generator().manual_seed(0)))
+    model = ImageModel.of(architecture, pooling, seed=1)
+    model.start_from(images := torch.rand(8, *architecture.image_shape, generator=torch.Generator().manual_seed(0)))
     result = Joint(model)(Batch(images, torch.arange(8)), torch.Generator().manual_seed(5), Rows(0, 8, 8))
     posterior = model.encode(images, torch.Generator().manual_seed(5))
     mean = model.decode(posterior.code, posterior.z)

@@ -351,6 +351,20 @@ def test_a_target_that_all_images_carry_has_no_pseudo_targets(kind: str) -> None
     assert torch.equal(with_them.loss, without.loss) and with_them.terms.keys() == without.terms.keys()
 
 
+@every_target
+def test_an_image_with_a_pseudo_target_never_weighs_more_than_one_that_carries_it(kind: str) -> None:
+    """All together weigh as much as those that carry it, where they are more; else each weighs as much."""
+    view, found = spread_out(N, 1e-6), {}
+    for rho in (0.25, 0.5, 0.75):
+        target = target_of(kind, xi=Xi(2.0))
+        target.balance(PIXELS, rho)
+        believed = target.believe(view.mean[~SOME])
+        found[rho] = float(target.scale(0) * target.learn(believed, ~SOME, target.see([view]), 0).gain.detach())
+    assert found[0.25] != 0
+    assert found[0.25] == pytest.approx(found[0.5] / 3, rel=1e-4)
+    assert found[0.75] == pytest.approx(found[0.5], rel=1e-4)
+
+
 def test_targets_in_consistency_keep_out_of_each_other_s_way() -> None:
     """Labels and captions together, each with pseudo-targets for the images that lack it."""
     other = torch.arange(N) % 2 == 0

@@ -237,7 +237,7 @@ def test_many_such_steps_in_a_row_stop_and_name_the_term(tmp_path: Path) -> None
 def test_a_gradient_that_is_not_finite_is_named_by_its_parameter(tmp_path: Path) -> None:
     toy = Toy()
     toy.net.bias.register_hook(lambda gradient: gradient / 0.0)
-    with pytest.raises(UserError, match="the gradient of net.bias, though every term was finite"):
+    with pytest.raises(UserError, match=r"the gradient of net\.bias, though every term was finite"):
         train_toy(tmp_path, toy=toy, max_bad_steps=2)
 
 
