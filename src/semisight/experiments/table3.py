@@ -318,10 +318,13 @@ class Given:
         return torch.cat([self.plan.labelled_index, self.plan.unlabelled_index]).sort().values
 
 
-def given(kind: str, of: Sets, vocabulary: Vocabulary, seed: int) -> Given:
+def given(kind: str, of: Sets, vocabulary: Vocabulary, seed: int, kept: Tensor | None = None) -> Given:
+    """`kept`, bool [N], are the images whose captions are kept; by default the row's share, drawn by the seed."""
     row, n = of.row, len(of.train)
-    kept = torch.zeros(n, dtype=torch.bool)
-    kept[random_order(n, seed, Stream.TABLE3_SHARE)[: max(1, round(n * SHARES.get(kind, 100) / 100))]] = True
+    if kept is None:
+        share = max(1, round(n * SHARES.get(kind, 100) / 100))
+        kept = torch.zeros(n, dtype=torch.bool)
+        kept[random_order(n, seed, Stream.TABLE3_SHARE)[:share]] = True
     texts = [texts if keep else () for texts, keep in zip(captions_of(of.train), kept.tolist(), strict=True)]
     captions = EncodedCaptions.encode(texts, vocabulary)
     others = kind.endswith("-images")
@@ -356,8 +359,8 @@ def compose(of: Sets, model: ImageModel, learned: Given, seed: int) -> Joint:
     rho = {"captions": share_of_batch(learned.captions.present, learned.plan)}
     joint = Joint(model, [target], consistency=row.consistency, frozen=row.frozen, rho=rho)
     if row.frozen:  # they stay as they are
-        codes = joined([codes for _, codes, _ in encode_set(model, of.train)])
-        joint.posteriors = Posteriors(codes.mean, codes.log_sigma[0])
+        codes = joined([codes for _, codes, _ in encode_set(model, of.train, n_draws=1, batch_size=200)])
+        joint.posteriors = Posteriors(codes.mu[0], codes.log_sigma[0])
     return joint
 
 
