@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from semisight.random import Stream, random_order
 from semisight.inference.encode import Codes
 from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_affine, fit_temperature
 from semisight.model.heads.labels import LabelHead
+from semisight.random import Stream, random_order
 
 ENOUGH_FOR_EACH_CLASS = 30  # held-out labels of a class, on average: with fewer, one temperature for all classes
 
