@@ -29,7 +29,7 @@ class TrainingStep:
     ) -> None:
         self.generator = torch.Generator().manual_seed(0)
         images = torch.rand(batch, *architecture.image_shape, generator=self.generator)
-        model = ImageModel(architecture, pooling, operators=operators)
+        model = ImageModel.of(architecture, pooling, operators=operators)
         model.start_from(images)
         self.objective = ImageObjective(model, gradient="local").train()
         self.batch, self.rows = Batch(images, torch.arange(batch)), Rows(0, batch, batch)
@@ -122,7 +122,7 @@ def measure_steps(
 def measure_encoding(name: str, architecture: Architecture, images: int, rounds: int, turn: float) -> Iterator[Figure]:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(images, *architecture.image_shape, generator=generator)
-    model = ImageModel(architecture).eval()
+    model = ImageModel.of(architecture).eval()
     model.start_from(x)
     cnn = PlainCNN(architecture).eval()
     head = BayesianSVM(architecture.code_size, n_classes=10)

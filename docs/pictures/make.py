@@ -29,10 +29,11 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.experiments import results
-from semisight.runs.caption_sets import sets_of
+from semisight.random import Stream, random_order
 from semisight.runs.captioner import Search
+from semisight.runs.images import sets_of
 from semisight.runs.pictures import enlarged, picture, to_pixels
 from semisight.runs.run import Run, load_run
 
@@ -41,7 +42,6 @@ MOST_BYTES = 150_000
 DRAWN_FROM = "drawn from"  # a note in a picture of results
 _WHITE, _GREY, _GREEN, _RED = (255, 255, 255), (110, 110, 110), (20, 120, 50), (185, 40, 40)
 _TILE, _GAP = 72, 8
-_STREAM = 16  # of the seed
 
 
 def main(demo: Path, out: Path) -> None:
@@ -60,14 +60,14 @@ def main(demo: Path, out: Path) -> None:
 def set_aside(run: Run) -> ImageSet:
     """Images that were not learned from, with the labels or captions that were hidden from the run."""
     sets = sets_of(run.data().settings, run.config.seed)
-    found = sets.measured if run.classifier is not None else sets.valid
+    found = sets.measured("labels") if run.classifier is not None else sets.valid
     assert found is not None
     return found
 
 
 def some(images: ImageSet, n: int, seed: int = 0) -> ImageSet:
     """By chance, not by hand."""
-    return images.subset(random_order(len(images), seed, _STREAM)[:n])
+    return images.subset(random_order(len(images), seed, Stream.PICTURES)[:n])
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ def test_flops_on_paper_are_those_of_the_naive_twin(architecture: Architecture) 
 def test_parameters_on_paper() -> None:
     for name in preset_names():
         if name not in ("imagenet", "coco"):
-            model = ImageModel(preset(name))
+            model = ImageModel.of(preset(name))
             assert n_parameters(preset(name)) == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
 
 
@@ -92,7 +92,7 @@ def test_both_sides_of_a_comparison_do_the_same_work() -> None:
     for name, parameter in fast.parameters.items():
         torch.testing.assert_close(parameter, naive.parameters[name], rtol=1e-4, atol=1e-5)
     images = torch.rand(5, 1, 12, 12)
-    assert PlainCNN(TINY)(images).shape == ImageModel(TINY).mean_code(images, torch.Generator()).shape
+    assert PlainCNN(TINY)(images).shape == ImageModel.of(TINY).mean_code(images, torch.Generator()).shape
 
 
 def test_memory_on_paper_is_near_the_measured() -> None:

@@ -28,7 +28,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 def test_the_plain_encoder_is_the_encoder(pooling: str, nonlinearity: str) -> None:
     layers = (Layer(5, 4, 2, "same"), Layer(6, 3, 2, "valid"), Layer(4, 2, 1, "valid"))
     architecture = Architecture((3, 12, 12), layers, nonlinearity)  # type: ignore[arg-type]
-    model = ImageModel(architecture, pooling, seed=2).double()  # type: ignore[arg-type]
+    model = ImageModel.of(architecture, pooling, seed=2).double()  # type: ignore[arg-type]
     images = torch.rand(5, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     model.start_from(images)
     with torch.no_grad():

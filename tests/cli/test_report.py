@@ -150,7 +150,7 @@ def test_words_are_honest_about_a_model_that_learned_nothing(shared_run: Path) -
 def test_an_element_is_what_the_decoder_paints(padding: str) -> None:
     layers = (Layer(3, 3, 2, padding), Layer(4, 3, 2, padding), Layer(5, 2, 1, "valid"))  # type: ignore[arg-type]
     size = 26 if padding == "valid" else 24  # valid: 26-12-5-4, same: 24-12-6-5
-    decoder = ImageModel(Architecture((1, size, size), layers), seed=1).decoder
+    decoder = ImageModel.of(Architecture((1, size, size), layers), seed=1).decoder
     random = torch.Generator().manual_seed(2)
     shares = [torch.rand(layer.pool**2, layer.maps, generator=random) for layer in layers[:-1]]
     places = usual_places(decoder, shares)
@@ -183,7 +183,7 @@ def test_elements_are_shown_between_black_and_white() -> None:
 def test_a_dot_lies_in_the_middle_of_what_is_painted(layer: int) -> None:
     layers = (Layer(1, 3, 3, "valid"), Layer(1, 3, 3, "same"), Layer(1, 1, 1))
     architecture = Architecture((1, 29, 29), layers)
-    decoder = ImageModel(architecture).decoder
+    decoder = ImageModel.of(architecture).decoder
     for dictionary in decoder.dictionaries:
         dictionary.data.fill_(1.0)
     # One value in the map of `layer`; below it, values sit in the middle of their blocks, which is what dots assume.

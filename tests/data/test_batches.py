@@ -7,27 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisight.data.batches import BatchPlan, LabelledAndUnlabelled, Shuffled, epoch_order
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 
 seeds = st.integers(0, 2**63 - 1)
-
-
-@given(n=st.integers(1, 200), epoch=st.integers(0, 10**6), seed=seeds)
-def test_epoch_order_is_a_permutation_decided_by_its_arguments(n: int, epoch: int, seed: int) -> None:
-    order = epoch_order(n, epoch, seed)
-    assert order.dtype == torch.int64 and sorted(order.tolist()) == list(range(n))
-    assert torch.equal(order, epoch_order(n, epoch, seed))
-
-
-def test_epochs_and_seeds_differ() -> None:
-    orders = {tuple(epoch_order(50, epoch, seed).tolist()) for epoch in range(10) for seed in range(10)}
-    assert len(orders) == 100
-
-
-def test_every_order_is_equally_likely() -> None:
-    counts = Counter(tuple(epoch_order(3, epoch, 0).tolist()) for epoch in range(3000))
-    assert len(counts) == 6 and all(400 < count < 600 for count in counts.values())  # 500 expected, deviation 20
 
 
 @given(n=st.integers(1, 100), batch_size=st.integers(1, 40), epoch=st.integers(0, 5), seed=seeds)
@@ -39,7 +23,7 @@ def test_shuffled_visits_each_image_at_most_once_per_epoch(n: int, batch_size: i
     seen = torch.cat(batches)
     assert len(seen.unique()) == len(seen) == plan.steps_per_epoch * min(n, batch_size)
     assert len(seen) > n - batch_size  # nothing but a partial batch is left out
-    assert torch.equal(seen, epoch_order(n, epoch, seed)[: len(seen)])
+    assert torch.equal(seen, random_order(n, seed, Stream.EPOCHS, epoch)[: len(seen)])
 
 
 labelled_cases = st.fixed_dictionaries(
@@ -86,7 +70,7 @@ def test_an_epoch_is_one_pass_over_the_unlabelled_images(case: dict, seed: int, 
 
 @given(case=labelled_cases, seed=seeds, steps=st.lists(st.integers(0, 200), min_size=1, max_size=8))
 def test_plans_are_stateless_in_the_step(case: dict, seed: int, steps: list[int]) -> None:
-    def fresh() -> list[BatchPlan]:
+    def fresh() -> list[LabelledAndUnlabelled | Shuffled]:
         return [make_plan(case), Shuffled(case["n_unlabelled"], case["batch_size"])]
 
     used = fresh()

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisight.data.image_set import ImageSet, Skipped, choose_labelled, hide_labels, skipped_summary, split
+from semisight.data.columns import CaptionColumn, LabelColumn, TagColumn
+from semisight.data.image_set import ImageSet, Skipped, skipped_summary, split
 from semisight.errors import UserError
 
 
@@ -16,12 +17,13 @@ def make_set(n: int = 10, dtype: torch.dtype = torch.uint8) -> ImageSet:
     images = torch.arange(n * 12).remainder(256).to(torch.uint8).reshape(n, 3, 2, 2)
     if dtype == torch.float32:
         images = images.float() / 255
-    return ImageSet(
+    return ImageSet.of(
         images=images,
         names=tuple(f"{i}.png" for i in range(n)),
         labels=torch.arange(n) % 3 - 1,
         class_names=("a", "b"),
         captions=tuple((f"picture {i}",) for i in range(n)),
+        tags=TagColumn((torch.arange(n)[:, None] % 3 - 1).to(torch.int8), ("old",)),
     )
 
 
@@ -49,6 +51,7 @@ def test_subset_takes_everything_along_by_positions_and_by_mask() -> None:
     some = image_set.subset([7, 2])
     assert some.names == ("7.png", "2.png") and some.captions == (("picture 7",), ("picture 2",))
     assert some.labels is not None and some.labels.tolist() == [0, 1]
+    assert some.tags is not None and some.tags.values.tolist() == [[0], [1]] and some.tags.names == ("old",)
     assert torch.equal(some.images, image_set.images[[7, 2]])
     mask = torch.zeros(10, dtype=torch.bool)
     mask[[2, 7]] = True
@@ -57,10 +60,23 @@ def test_subset_takes_everything_along_by_positions_and_by_mask() -> None:
     assert len(image_set.subset([])) == 0
 
 
+def test_columns_come_and_go() -> None:
+    image_set = make_set()
+    assert list(image_set.columns) == ["labels", "tags", "captions"]
+    bare = image_set.without_column("labels", "tags")
+    assert bare.labels is None and bare.tags is None and bare.class_names == () and bare.captions is not None
+    again = bare.with_column(LabelColumn(torch.zeros(10, dtype=torch.int64), ("z",)))
+    assert list(again.columns) == ["labels", "captions"] and again.class_names == ("z",)
+    assert again.with_labels(torch.ones(10, dtype=torch.int64), ["y", "z"]).labels is not again.labels
+    assert list(bare.columns) == ["captions"]  # a set never changes
+    with pytest.raises(ValueError, match="10 images but captions for 9"):
+        image_set.with_column(CaptionColumn(((),) * 9))
+
+
 def test_images_may_be_mapped_from_a_file(tmp_path: Path) -> None:
     array = np.memmap(tmp_path / "images.u8", np.uint8, "w+", shape=(5, 1, 4, 4))
     array[:] = np.arange(80).reshape(5, 1, 4, 4)
-    image_set = ImageSet(torch.from_numpy(array), tuple("abcde"))
+    image_set = ImageSet.of(torch.from_numpy(array), tuple("abcde"))
     assert torch.allclose(image_set.batch(torch.tensor([4]))[0, 0, 0, 0], torch.tensor(64 / 255))
     array[4] = 255  # the set reads the file, not a copy of it
     assert image_set.batch(torch.tensor([4])).eq(1).all()
@@ -84,7 +100,7 @@ def test_parts_that_do_not_fit_are_refused(change: dict) -> None:
     good = make_set()
     fields = {"images": good.images, "names": good.names, "labels": good.labels, "class_names": ("a", "b")}
     with pytest.raises(ValueError):
-        ImageSet(**{**fields, **change})
+        ImageSet.of(**{**fields, **change})
 
 
 @given(n=st.integers(2, 60), share=st.floats(0.2, 0.8), seed=st.integers(0, 2**40))
@@ -108,25 +124,6 @@ def test_split_depends_on_the_seed_and_refuses_to_leave_nothing() -> None:
             continue
         with pytest.raises(UserError, match="aside for validation"):
             split(image_set, impossible)
-
-
-@given(per_class=st.integers(1, 4), seed=st.integers(0, 1000))
-def test_choose_labelled_takes_so_many_of_each_class_and_hide_labels_keeps_only_those(
-    per_class: int, seed: int
-) -> None:
-    labels = torch.tensor([0, 1, 2, -1] * 4 + [2] * 9)
-    chosen = choose_labelled(labels, per_class, seed)
-    assert labels[chosen].bincount().tolist() == [per_class] * 3
-    assert len(chosen.unique()) == len(chosen)
-    hidden = hide_labels(labels, chosen)
-    assert torch.equal(hidden[chosen], labels[chosen]) and int((hidden >= 0).sum()) == 3 * per_class
-
-
-def test_choosing_more_than_there_are_is_an_error() -> None:
-    with pytest.raises(UserError, match="class 1 has 1"):
-        choose_labelled(torch.tensor([0, 0, 1]), 2)
-    with pytest.raises(UserError, match="no image has a label"):
-        choose_labelled(torch.tensor([-1, -1]), 2)
 
 
 def test_skips_are_counted_by_kind() -> None:

@@ -173,10 +173,10 @@ def test_symbols_are_those_of_the_vocabulary() -> None:
     assert (END, PADDING) == (vocabulary.END, vocabulary.PADDING)
 
 
-@pytest.mark.parametrize("options", [{"vocab_size": 1}, {"hidden_size": 0}, {"cell": "rnn"}, {"n_codes_dim": 0}])
+@pytest.mark.parametrize("options", [{"vocab_size": 1}, {"hidden_size": 0}, {"cell": "rnn"}, {"code_size": 0}])
 def test_heads_that_cannot_be(options: dict[str, int]) -> None:
     with pytest.raises(ValueError):
-        CaptionHead(**{"n_codes_dim": 3, "vocab_size": 5, **options})
+        CaptionHead(**{"code_size": 3, "vocab_size": 5, **options})
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import maps_of_code
+from semisight.model.decoder import Decoder
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import maps_of_code
 from semisight.sampling.decoder_matrix import one_hot
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # overlapping windows; 256 joint z
@@ -26,7 +26,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def tiny_model(architecture: Architecture, seed: int = 0, alpha0: float = 4.0) -> ImageModel:
     """A model with a posterior that is neither flat nor a spike; encoder and decoder are random."""
-    model = ImageModel(architecture, seed=seed).double()
+    model = ImageModel.of(architecture, seed=seed).double()
     random = generator(seed + 100)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -35,11 +35,11 @@ def tiny_model(architecture: Architecture, seed: int = 0, alpha0: float = 4.0) -
     return model
 
 
-def tiny_decoder(architecture: Architecture, seed: int = 0, alpha0: float = 4.0) -> ImageDecoder:
+def tiny_decoder(architecture: Architecture, seed: int = 0, alpha0: float = 4.0) -> Decoder:
     return tiny_model(architecture, seed, alpha0).decoder
 
 
-def draw_images(decoder: ImageDecoder, count: int, seed: int = 0) -> Tensor:
+def draw_images(decoder: Decoder, count: int, seed: int = 0) -> Tensor:
     """Images from the model itself, [N, C, H, W]."""
     random, architecture = generator(seed), decoder.architecture
     s = torch.randn(*architecture.code_shape, count, generator=random, dtype=torch.float64)
@@ -87,7 +87,7 @@ def joint_number(architecture: Architecture, places: tuple[Tensor, ...]) -> Tens
 
 
 @torch.no_grad()
-def code_matrices(decoder: ImageDecoder, places: tuple[Tensor, ...]) -> Tensor:
+def code_matrices(decoder: Decoder, places: tuple[Tensor, ...]) -> Tensor:
     """A(z) by decoding one unit code after the other, [B, pixels, J]."""
     architecture = decoder.architecture
     batch = places[0].shape[-1] if places else 1
@@ -120,7 +120,7 @@ class Exact:
 
 
 @torch.no_grad()
-def exact_posterior(decoder: ImageDecoder, image: Tensor) -> Exact:
+def exact_posterior(decoder: Decoder, image: Tensor) -> Exact:
     """image [C, H, W]. Given z, X ~ N(bias, A A' + I/alpha0)."""
     a = code_matrices(decoder, all_places(decoder.architecture))
     alpha0 = decoder.log_alpha0.exp()
@@ -136,7 +136,7 @@ def exact_posterior(decoder: ImageDecoder, image: Tensor) -> Exact:
 
 
 @torch.no_grad()
-def places_given_code(decoder: ImageDecoder, image: Tensor, s: Tensor) -> Tensor:
+def places_given_code(decoder: Decoder, image: Tensor, s: Tensor) -> Tensor:
     """p(z | s, X) over all joint z, [Z]; s is [K_L, h, w, 1]."""
     places = all_places(decoder.architecture)
     count = places[0].shape[-1]

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM, one_versus_all
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling import codes as module
 from semisight.sampling.codes import CodePrior, draw_code, label_prior, standard_prior
 from tests.sampling.oracle import (
@@ -32,7 +32,7 @@ def label_head(codes: int, bias: bool = True) -> BayesianSVM:
 
 
 def log_joint(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     x: Tensor,
     code: Tensor,
     places: tuple[Tensor, ...],

@@ -65,7 +65,7 @@ def test_distances_by_hand() -> None:
 
 def test_sampled_pooling_counts_how_s_spreads_with_z() -> None:
     model = tiny_model(TWO_Z)
-    other = ImageModel(TWO_Z, "sampled").double()
+    other = ImageModel.of(TWO_Z, "sampled").double()
     other.load_state_dict(model.state_dict())
     images = draw_images(model.decoder, 3)
     seen: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ def test_sampled_pooling_counts_how_s_spreads_with_z() -> None:
 
 
 def test_a_model_without_places_has_its_weighted_bound_only() -> None:
-    model = ImageModel(ONE_Z, "max").double()
+    model = ImageModel.of(ONE_Z, "max").double()
     truth = encoder_against_truth(model, draw_images(model.decoder, 4), SMALL)
     assert truth.annealed is None and truth.encoder is None and truth.chains is None
     assert torch.equal(truth.log_evidence, truth.weighted) and bool((truth.gap >= 0).all())

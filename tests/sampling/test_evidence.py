@@ -9,7 +9,8 @@ import torch
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Nonlinearity
 from semisight.model.encoders.paper import Pooling, PoolingMLP
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import batch_last
 from semisight.sampling.evidence import (
     AnnealingConfig,
     annealed,
@@ -27,7 +28,7 @@ COPIES = 400  # of one image: as many independent estimates
 def case(architecture: Architecture, pooling: Pooling = "expected") -> tuple[ImageModel, torch.Tensor, float]:
     model = tiny_model(architecture, alpha0=2.0)
     if pooling != "expected":
-        other = ImageModel(architecture, pooling).double()
+        other = ImageModel.of(architecture, pooling).double()
         other.load_state_dict(model.state_dict())
         model = other
     encoder = model.encoder
@@ -145,5 +146,5 @@ def test_bad_input_is_refused_with_a_reason() -> None:
     with pytest.raises(UserError, match="pooling='expected'"):
         annealed(case(ONE_Z, "sampled")[0], images[:2], AnnealingConfig(2, 1))
     with pytest.raises(UserError, match="importance_weighted"):
-        annealed(ImageModel(ONE_Z, "max").double(), images[:2], AnnealingConfig(2, 1, "prior"))
-    assert importance_weighted(ImageModel(ONE_Z, "max").double(), images[:2], 2, generator()).shape == (2,)
+        annealed(ImageModel.of(ONE_Z, "max").double(), images[:2], AnnealingConfig(2, 1, "prior"))
+    assert importance_weighted(ImageModel.of(ONE_Z, "max").double(), images[:2], 2, generator()).shape == (2,)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads import labels as labels_module
 from semisight.model.heads.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.model.ops.pooling import NAIVE
@@ -70,7 +70,7 @@ def straight_draws(random: torch.Generator, proposals: int = 200_000) -> Straigh
 @torch.no_grad()
 def start(straight: Straight, number: int, random: torch.Generator) -> GibbsChain:
     """A chain at one straight draw."""
-    decoder = ImageDecoder(ARCHITECTURE, random, NAIVE).double()  # naive: quicker at this size
+    decoder = Decoder(ARCHITECTURE, random, NAIVE).double()  # naive: quicker at this size
     for dictionary in decoder.dictionaries:
         dictionary.normal_(generator=random).div_(math.sqrt(PRIORS.dictionary_precision))
     decoder.image_bias.normal_(generator=random).div_(math.sqrt(PRIORS.bias_precision)).add_(PRIORS.bias_mean)

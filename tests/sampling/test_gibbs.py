@@ -280,7 +280,7 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         start = Latents(torch.zeros(3, 1, 2, 2).double(), (torch.zeros(2, 1, 2, 2, dtype=torch.uint8),))
         GibbsChain(decoder, images, CONFIG, latents=start)
     with pytest.raises(UserError, match="pooling='max'"):
-        model = ImageModel(ONE_Z, pooling="max").double()
+        model = ImageModel.of(ONE_Z, pooling="max").double()
         GibbsChain(decoder, images, CONFIG, latents=posterior_latents(model.encode(images, generator())))
     chain = GibbsChain(decoder, images, CONFIG)
     with pytest.raises(UserError, match="no samples of the parameters are kept yet"):

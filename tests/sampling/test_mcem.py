@@ -12,9 +12,9 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions
@@ -37,14 +37,14 @@ PRIORS = Priors(dictionary_precision=0.5, bias_mean=0.2, bias_precision=1.5, alp
 SOLVER = Solver(tolerance=1e-7)
 
 
-def log_posterior(decoder: ImageDecoder, images: Tensor) -> float:
+def log_posterior(decoder: Decoder, images: Tensor) -> float:
     """log p(X | parameters) + log p(parameters), by enumeration."""
     value = sum(float(exact_posterior(decoder, image).log_evidence) for image in images)
     return value + float(PRIORS.log_density(decoder).detach())
 
 
 @torch.no_grad()
-def exact_expectation(decoder: ImageDecoder, images: Tensor) -> list[Completed]:
+def exact_expectation(decoder: Decoder, images: Tensor) -> list[Completed]:
     """E-step without sampling: every joint z with its probability, and for the Gaussian s the 2J points at the mean
     plus and minus sqrt(J) times the columns of the covariance's root. They have its mean and covariance, and the
     log-joint is quadratic in s."""
@@ -62,7 +62,7 @@ def exact_expectation(decoder: ImageDecoder, images: Tensor) -> list[Completed]:
     return batches
 
 
-def exact_em(decoder: ImageDecoder, images: Tensor) -> None:
+def exact_em(decoder: Decoder, images: Tensor) -> None:
     expectation = exact_expectation(decoder, images)
     maximise_parameters(decoder, lambda: expectation, PRIORS, SOLVER)
 
@@ -160,7 +160,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(m_step: str, tmp_pat
         MCEM(tiny_decoder(ONE_Z), images, other, labels, toy_head()).resume(tmp_path / "em.safetensors")
 
 
-def log_code_posterior(decoder: ImageDecoder, image: Tensor, code: Tensor) -> Tensor:
+def log_code_posterior(decoder: Decoder, image: Tensor, code: Tensor) -> Tensor:
     """log p(X, s) by summing over all joint z, for codes [B, J]."""
     places = all_places(decoder.architecture)
     count = places[0].shape[-1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling import dictionaries_above
 from semisight.sampling.dictionaries import Completed, draw_nearest_dictionary, picture, unpooled_maps
@@ -190,7 +190,7 @@ def test_the_bias_is_drawn_from_its_gaussian() -> None:
     assert float(draw_bias(total, count, alpha0, priors, None)[0, 0, 0, 0]) == pytest.approx(exact.mean())
 
 
-def log_joint(decoder: ImageDecoder, case: Set, priors: Priors) -> float:
+def log_joint(decoder: Decoder, case: Set, priors: Priors) -> float:
     total = priors.log_density(decoder)
     for batch in case():
         mean = decoder(batch.s, batch.z(decoder)).mean

@@ -1,8 +1,8 @@
-"""Moved images: small turns, shifts, stretches and bends that leave what a picture shows the same.
+"""Augmentation: small turns, shifts, stretches and bends that leave what a picture shows the same.
 
     X' = light(X o warp),  warp = affine (turn, scale, aspect, shear, shift) + a smooth bend
 
-What is assumed is that the label does not change under such moves. With `strength` 0 nothing moves. Photographs have
+What is assumed is that the label does not change under it. With `strength` 0 nothing changes. Photographs have
 mirror images and are turned and bent less; drawings and writing have none: a mirrored 2 is not a 2.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Moves:
-    """How far images are moved, at most; lengths are shares of the image's half width."""
+class Augment:
+    """How far images are turned, shifted and so on, at most; lengths are shares of the image's half width."""
 
     turn: float = 0.26  # radians, 15 degrees
     scale: float = 0.15  # log of the factor
@@ -28,14 +28,14 @@ class Moves:
     mirror: bool = False
 
     def __call__(self, images: Tensor, generator: torch.Generator, strength: float = 1.0) -> Tensor:
-        """Moves every image [B, C, H, W] of [0, 1] in its own way."""
-        return move(images, self.draw(images.shape[0], generator, strength))
+        """Augments every image [B, C, H, W] of [0, 1] in its own way."""
+        return warp(images, self.draw(images.shape[0], generator, strength))
 
     def of_rows(self, images: Tensor, generator: torch.Generator, strength: float, total: int, start: int) -> Tensor:
         """The same for images that are rows `start` .. of a batch of `total`, for all of which numbers are drawn."""
-        return move(images, self.draw(total, generator, strength).rows(slice(start, start + len(images))))
+        return warp(images, self.draw(total, generator, strength).rows(slice(start, start + len(images))))
 
-    def draw(self, n: int, generator: torch.Generator, strength: float = 1.0) -> "Drawn":
+    def draw(self, n: int, generator: torch.Generator, strength: float = 1.0) -> "Warp":
         def spread(reach: float, *shape: int) -> Tensor:
             return (torch.rand(n, *shape, generator=generator) * 2 - 1) * reach * strength
 
@@ -46,38 +46,38 @@ class Moves:
         rows = [turn.cos() * zoom * stretch * mirror, shear - turn.sin() * zoom, shift[:, 0]]
         rows += [turn.sin() * zoom * mirror, turn.cos() * zoom / stretch, shift[:, 1]]
         bend = torch.randn(n, 2, 5, 5, generator=generator) * self.bend * strength
-        return Drawn(torch.stack(rows, 1).view(n, 2, 3), bend, spread(self.light).exp())
+        return Warp(torch.stack(rows, 1).view(n, 2, 3), bend, spread(self.light).exp())
 
 
 # Chosen on CIFAR-10 with 4,000 labels; a photograph is of things that stand upright (docs/experiments.md).
-PHOTO_MOVES = Moves(turn=0.09, scale=0.09, aspect=0.07, shear=0.07, shift=0.15, bend=0.02, light=0.18, mirror=True)
-MovesName = Literal["auto", "drawings", "photos"]
+PHOTO_AUGMENT = Augment(turn=0.09, scale=0.09, aspect=0.07, shear=0.07, shift=0.15, bend=0.02, light=0.18, mirror=True)
+AugmentName = Literal["auto", "drawings", "photos"]
 
 
-def moves_for(channels: int, name: MovesName = "auto") -> Moves:
-    """The moves of that name; "auto" takes images in colour for photographs, all others for drawings."""
+def augment_for(channels: int, name: AugmentName = "auto") -> Augment:
+    """The augmentation of that name; "auto" takes images in colour for photographs, all others for drawings."""
     photos = channels == 3 if name == "auto" else name == "photos"
-    return PHOTO_MOVES if photos else Moves()
+    return PHOTO_AUGMENT if photos else Augment()
 
 
 # Captions say where things are and what colour they have: far less may change.
-CAPTION_MOVES = Moves(turn=0.1, scale=0.1, aspect=0.05, shear=0.05, shift=0.1, bend=0.0, light=0.1)
+CAPTION_AUGMENT = Augment(turn=0.1, scale=0.1, aspect=0.05, shear=0.05, shift=0.1, bend=0.0, light=0.1)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """One move per image: affine [B, 2, 3], bend [B, 2, 5, 5], light [B]."""
+class Warp:
+    """One augmentation per image: affine [B, 2, 3], bend [B, 2, 5, 5], light [B]."""
 
     affine: Tensor
     bend: Tensor
     light: Tensor
 
-    def rows(self, rows: slice) -> "Drawn":
-        return Drawn(self.affine[rows], self.bend[rows], self.light[rows])
+    def rows(self, rows: slice) -> "Warp":
+        return Warp(self.affine[rows], self.bend[rows], self.light[rows])
 
 
-def move(images: Tensor, drawn: Drawn) -> Tensor:
-    """Applies one drawn move to each image; what comes in from outside repeats the border."""
+def warp(images: Tensor, drawn: Warp) -> Tensor:
+    """Applies one drawn augmentation to each image; what comes in from outside repeats the border."""
     size = images.shape[-2:]
     grid = F.affine_grid(drawn.affine.to(images), list(images.shape), align_corners=False)
     bend = F.interpolate(drawn.bend.to(images), size=size, mode="bicubic", align_corners=True)

@@ -5,38 +5,17 @@ exactly the batches of an uninterrupted one. The permutation of the current epoc
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from semisight.data.image_set import random_order
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 
 Indices = npt.NDArray[np.int64]
-
-# One seed feeds several independent streams; these tell them apart.
-_EPOCHS, _ROUNDS, _CLASSES = 3, 4, 5
-
-
-class BatchPlan(Protocol):
-    """What the trainer asks of a plan."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many steps make one pass over the images."""
-        ...
-
-    def indices(self, step: int, seed: int) -> Tensor:
-        """Positions of the images of the batch of this step (counted from 0), int64 [batch]."""
-        ...
-
-
-def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
-    """The order in which epoch number `epoch` visits n images: a permutation decided by (seed, epoch)."""
-    return random_order(n, seed, _EPOCHS, epoch)
+LEAST_LABELLED, PASSES = 32, 10  # of a batch; per epoch of the unlabelled images
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +25,12 @@ class _LastOrders:
     Kept as numpy arrays, whose single entries are read much faster than a tensor's.
     """
 
-    kept: dict[tuple[int, ...], tuple[tuple[int, ...], Indices]] = field(default_factory=dict)
+    kept: dict[tuple[Stream, tuple[int, ...]], tuple[tuple[int, ...], Indices]] = field(default_factory=dict)
 
-    def get(self, n: int, seed: int, *stream: int) -> Indices:
-        place, version = stream[:-1], (n, seed, stream[-1])
+    def get(self, n: int, seed: int, stream: Stream, *numbers: int) -> Indices:
+        place, version = (stream, numbers[:-1]), (n, seed, numbers[-1])
         if place not in self.kept or self.kept[place][0] != version:
-            self.kept[place] = (version, random_order(n, seed, *stream).numpy())
+            self.kept[place] = (version, random_order(n, seed, stream, *numbers).numpy())
         return self.kept[place][1]
 
 
@@ -79,7 +58,7 @@ class Shuffled:
 
     def indices(self, step: int, seed: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._orders.get(self.n, seed, _EPOCHS, epoch)
+        order = self._orders.get(self.n, seed, Stream.EPOCHS, epoch)
         return torch.from_numpy(order[place * self.batch_size : (place + 1) * self.batch_size].copy())
 
 
@@ -148,14 +127,67 @@ class LabelledAndUnlabelled:
         dealt = []
         for place in range(first, first + self.labelled_per_batch):
             round_number, turn = divmod(place, n_classes)
-            c = self._orders.get(n_classes, seed, _ROUNDS, round_number)[turn].item()
+            c = self._orders.get(n_classes, seed, Stream.ROUNDS, round_number)[turn].item()
             members = self._classes[c]
             class_pass, rank = divmod(round_number, len(members))
-            dealt.append(members[self._orders.get(len(members), seed, _CLASSES, c, class_pass)[rank]])
+            dealt.append(members[self._orders.get(len(members), seed, Stream.CLASSES, c, class_pass)[rank]])
         return torch.tensor(dealt, dtype=torch.int64)
 
     def _unlabelled(self, step: int, seed: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = self._orders.get(len(self.unlabelled_index), seed, _EPOCHS, epoch)
+        order = self._orders.get(len(self.unlabelled_index), seed, Stream.EPOCHS, epoch)
         ranks = order[place * self.unlabelled_per_batch :][: self.unlabelled_per_batch]
         return self.unlabelled_index[torch.from_numpy(ranks)]
+
+
+def batches_for(
+    present: Tensor, batch_size: int, per_batch: int = 32, strata: Tensor | None = None, others: bool = True
+) -> Shuffled | LabelledAndUnlabelled:
+    """Batches for images of which some carry a target (a label, a caption, any).
+
+    Where these are so many that any batch holds as many as asked for, ordinary shuffled epochs over all images; else
+    `per_batch` of them beside others.
+
+    present    bool [N]: which images carry something
+    per_batch  how many of those a batch holds, where they must be dealt
+    strata     int64 [N]: their classes, each dealt equally often; None deals them as they come
+    others     False leaves images that carry nothing out
+    """
+    known, unknown = present.nonzero().squeeze(1), (~present).nonzero().squeeze(1)
+    if not len(known):
+        return Shuffled(len(present), batch_size)
+    if not others:
+        return LabelledAndUnlabelled(known, unknown[:0], batch_size, per_batch)
+    per_batch = min(per_batch, max(1, batch_size - 1))
+    if not is_dealt(len(known), len(present), per_batch, batch_size):
+        return Shuffled(len(present), batch_size)
+    of = None if strata is None else strata[known]
+    return LabelledAndUnlabelled(known, unknown, batch_size, per_batch, of)
+
+
+def is_dealt(n_present: int, n: int, per_batch: int, batch_size: int) -> bool:
+    """Whether targets are so rare that batches must be dealt the images that carry them."""
+    return n_present / n < per_batch / batch_size
+
+
+def share_of_batch(has: Tensor, plan: Shuffled | LabelledAndUnlabelled) -> float:
+    """rho: how much of a batch carries what `has` (bool [N]) says, on average over batches."""
+    if isinstance(plan, Shuffled):
+        return float(has.double().mean())
+    known, others = plan.labelled_index, plan.unlabelled_index
+    if not len(known) or not len(others):
+        return float(has[torch.cat([known, others])].double().mean())
+    n_known, n_others = plan.labelled_per_batch, plan.unlabelled_per_batch
+    total = n_known * has[known].double().mean() + n_others * has[others].double().mean()
+    return float(total / (n_known + n_others))
+
+
+def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: int) -> int:
+    """How many labelled images a batch has beside the unlabelled ones: 32, and more where there are many labels.
+
+    While the unlabelled images pass once, the labelled ones are to pass PASSES times: with 4,000 labels of CIFAR-10 and
+    32 a batch they passed so rarely that all images together lost to the labels alone (docs/experiments.md).
+    """
+    steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
+    wanted = -(-PASSES * n_labelled // steps)
+    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch))

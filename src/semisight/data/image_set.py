@@ -2,17 +2,27 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from semisight.data.columns import (
+    CAPTIONS,
+    LABELS,
+    TAGS,
+    CaptionColumn,
+    Column,
+    LabelColumn,
+    TagColumn,
+    in_order,
+)
 from semisight.errors import UserError
+from semisight.random import Stream, random_order
 
 _CHUNK = 1024  # images summed at a time when the whole set is read
-_SPLIT, _CHOICE = 1, 2  # streams of random_order; batches.py uses 3 to 5, sources.py 6
 
 
 @dataclass(frozen=True)
@@ -25,23 +35,19 @@ class Skipped:
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """N images of one shape.
+    """N images of one shape, and what some of them carry.
 
-    images       uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped
-    names        one per image: its path below the folder, or for instance "digits/00012"
-    labels       int64 [N], -1 where unknown; or None
-    class_names  one per class, in the order of the labels
-    captions     per image, possibly none; or None
-    skipped      the files that were left out
-    source       where the images came from, for messages
-    notes        choices made while reading that people should know of
+    images   uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped
+    names    one per image: its path below the folder, or for instance "digits/00012"
+    columns  labels, tags, captions, by name (columns.py)
+    skipped  the files that were left out
+    source   where the images came from, for messages
+    notes    choices made while reading that people should know of
     """
 
     images: Tensor
     names: tuple[str, ...]
-    labels: Tensor | None = None
-    class_names: tuple[str, ...] = ()
-    captions: tuple[tuple[str, ...], ...] | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
@@ -54,15 +60,32 @@ class ImageSet:
         n = len(self.images)
         if len(self.names) != n:
             raise ValueError(f"{n} images but {len(self.names)} names")
-        if self.captions is not None and len(self.captions) != n:
-            raise ValueError(f"{n} images but captions for {len(self.captions)}")
-        if self.labels is None:
-            return
-        if self.labels.dtype != torch.int64 or self.labels.shape != (n,):
-            raise ValueError(f"labels must be int64 [{n}], not {self.labels.dtype} {list(self.labels.shape)}")
-        low, high = (int(self.labels.min()), int(self.labels.max())) if n else (-1, -1)
-        if low < -1 or high >= len(self.class_names):
-            raise ValueError(f"labels from {low} to {high}, but {len(self.class_names)} class names")
+        for name, column in self.columns.items():
+            if name != column.name or len(column) != n:
+                raise ValueError(f"{n} images but {column.name} for {len(column)}, kept as {name}")
+
+    @classmethod
+    def of(
+        cls,
+        images: Tensor,
+        names: Sequence[str],
+        labels: Tensor | None = None,
+        class_names: Sequence[str] = (),
+        captions: Sequence[Sequence[str]] | None = None,
+        tags: TagColumn | None = None,
+        *,
+        skipped: Sequence[Skipped] = (),
+        source: str = "",
+        notes: Sequence[str] = (),
+    ) -> Self:
+        """A set from its parts; None for what no image carries."""
+        found = [
+            None if labels is None else LabelColumn(labels, tuple(class_names)),
+            tags,
+            None if captions is None else CaptionColumn(tuple(map(tuple, captions))),
+        ]
+        columns = {column.name: column for column in found if column is not None}
+        return cls(images, tuple(names), columns, tuple(skipped), source, tuple(notes))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -95,32 +118,60 @@ class ImageSet:
             if len(chosen) != len(self):
                 raise ValueError(f"a mask of {len(chosen)} for {len(self)} images")
             chosen = chosen.nonzero().squeeze(1)
-        places = chosen.tolist()
         return dataclasses.replace(
             self,
             images=self.images[chosen],
-            names=tuple(self.names[i] for i in places),
-            labels=None if self.labels is None else self.labels[chosen],
-            captions=None if self.captions is None else tuple(self.captions[i] for i in places),
+            names=tuple(self.names[i] for i in chosen.tolist()),
+            columns={name: column.subset(chosen) for name, column in self.columns.items()},
         )
+
+    # ---- what the images carry ----
+
+    @property
+    def labels(self) -> Tensor | None:
+        """int64 [N], -1 where unknown."""
+        column = self.columns.get(LABELS)
+        return column.values if isinstance(column, LabelColumn) else None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One per class, in the order of the labels."""
+        column = self.columns.get(LABELS)
+        return column.class_names if isinstance(column, LabelColumn) else ()
+
+    @property
+    def tags(self) -> TagColumn | None:
+        column = self.columns.get(TAGS)
+        return column if isinstance(column, TagColumn) else None
+
+    @property
+    def captions(self) -> tuple[tuple[str, ...], ...] | None:
+        """Of each image, possibly none."""
+        column = self.columns.get(CAPTIONS)
+        return column.texts if isinstance(column, CaptionColumn) else None
+
+    def with_column(self, column: Column) -> "ImageSet":
+        """The same images with this column, in place of the one of its name if there is one."""
+        columns = in_order([*(other for other in self.columns.values() if other.name != column.name), column])
+        return dataclasses.replace(self, columns={one.name: one for one in columns})
+
+    def without_column(self, *names: str) -> "ImageSet":
+        """The same images without the columns of these names."""
+        return dataclasses.replace(self, columns={k: column for k, column in self.columns.items() if k not in names})
 
     def with_labels(self, labels: Tensor, class_names: Sequence[str]) -> "ImageSet":
         """The same images with other labels."""
-        return dataclasses.replace(self, labels=labels, class_names=tuple(class_names))
+        return self.with_column(LabelColumn(labels, tuple(class_names)))
+
+    def noted(self, *notes: str) -> "ImageSet":
+        """The same with something more that people should know."""
+        return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
 def _is_mask(index: Tensor | Sequence[int]) -> bool:
     if isinstance(index, Tensor):
         return index.dtype == torch.bool
     return len(index) > 0 and isinstance(index[0], bool)
-
-
-def random_order(n: int, seed: int, *stream: int) -> Tensor:
-    """A permutation of n that depends on nothing but its arguments; `stream` tells several uses of one seed apart.
-
-    A stream starts with a number above 0: numpy pads what it hashes with zeros, so (seed,) and (seed, 0) are one.
-    """
-    return torch.from_numpy(np.random.default_rng((seed, *stream)).permutation(n))
 
 
 def split(image_set: ImageSet, valid: int | float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
@@ -132,30 +183,8 @@ def split(image_set: ImageSet, valid: int | float, seed: int = 0) -> tuple[Image
             f"cannot set {valid} of the {n} images of {image_set.source or 'this set'} aside for validation: "
             f"give a share between 0 and 1, or a number from 1 to {n - 1}, that leaves images on both sides"
         )
-    order = random_order(n, seed, _SPLIT)
+    order = random_order(n, seed, Stream.SPLIT)
     return image_set.subset(order[n_valid:].sort().values), image_set.subset(order[:n_valid].sort().values)
-
-
-def choose_labelled(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
-    """Positions of `per_class` images of every class, drawn at random; sorted int64. Labels of -1 are never chosen."""
-    chosen = []
-    for c in labels.unique().tolist():
-        if c < 0:
-            continue
-        members = (labels == c).nonzero().squeeze(1)
-        if len(members) < per_class:
-            raise UserError(f"class {c} has {len(members)} labelled images, fewer than the {per_class} asked for")
-        chosen.append(members[random_order(len(members), seed, _CHOICE, c)[:per_class]])
-    if not chosen:
-        raise UserError("no image has a label: there is nothing to choose labelled images from")
-    return torch.cat(chosen).sort().values
-
-
-def hide_labels(labels: Tensor, keep: Tensor) -> Tensor:
-    """The labels at the positions `keep`, -1 everywhere else: how a semi-supervised set is made from a labelled one."""
-    hidden = torch.full_like(labels, -1)
-    hidden[keep] = labels[keep]
-    return hidden
 
 
 def skipped_summary(skipped: Sequence[Skipped], examples: int = 3) -> str:

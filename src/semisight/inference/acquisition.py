@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semisight.inference.encode import encode_set
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
 from semisight.objectives.label_spreading import nearest
@@ -50,26 +51,16 @@ def see(
     images: Images,
     probabilities: Callable[[Tensor], Tensor],
     n_codes: int = N_CODES,
-    batch_size: int = 500,
     seed: int = 0,
 ) -> Seen:
     """`probabilities` brings decision values [B, C] to probabilities, calibrated or not."""
-    device = model.decoder.log_alpha0.device
-    codes, means = [], []
-    for number, index in enumerate(torch.arange(len(images)).split(batch_size)):
-        generator = torch.Generator().manual_seed(seed + number)
-        batch, total, code = images.batch(index).to(device), torch.zeros(()), torch.zeros(())
-        posterior = model.encode(batch, generator)
-        for _ in range(n_codes):
-            if model.pooling == "sampled":
-                posterior = model.encode(batch, generator)
-            eps = torch.randn(posterior.mean.shape, generator=generator).to(posterior.mean)
-            drawn = posterior.mean + posterior.log_spread.exp() * eps
-            total = total + probabilities(head.decision(drawn).cpu())
-            code = code + posterior.mean.cpu()
-        codes.append(code / n_codes)
-        means.append(total / n_codes)
-    return Seen(torch.cat(codes), torch.cat(means).float())
+    means, shares = [], []
+    for _, codes, generator in encode_set(model, images, n_draws=n_codes, seed=seed):
+        drawn = codes.draw(n_codes, generator)
+        each = [probabilities(head.decision(code).cpu()) for code in drawn]
+        means.append(codes.mean.cpu())
+        shares.append(torch.stack(each).mean(0).float())
+    return Seen(torch.cat(means), torch.cat(shares))
 
 
 def choose_next(codes: Tensor, doubt: Tensor, open_: Tensor, n: int, known: Tensor | None = None) -> list[int]:

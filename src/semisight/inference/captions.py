@@ -1,84 +1,137 @@
 """End of section 4, for whole sets of images: codes from q(s | X), the captions they give, and how they score others.
 
-    s_1 .. s_Ns ~ q(s | X),    p(Y | X) = 1/N_s sum_i p(Y | s_i)         (decoding.py searches in it and scores with it)
-
-A batch of images at a time; what a batch gets depends on the seed and its number alone.
+s_1 .. s_Ns ~ q(s | X),    p(Y | X) = 1/N_s sum_i p(Y | s_i)      (beam_search.py searches in it and scores with it)
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
-from semisight.inference.beam_search import MAX_WORDS, Sentences, beam_search, mixture_log_prob
+from semisight.inference.beam_search import MAX_WORDS, beam_search, mixture_log_prob
+from semisight.inference.encode import Codes, Progress, encode_set
 from semisight.metrics.captions import perplexity
-from semisight.model.heads.captions import CaptionHead, words_per_caption
+from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 from semisight.model.image_model import ImageModel
-from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.objectives.step import VALIDATION, Images, reseed
+from semisight.objectives.captions import EncodedCaptions
+from semisight.objectives.step import Images
 
 N_CODES = 20
 BEAM = 5
+BATCH = 50  # images captioned at a time, between two moves of the bar
 
 
-@torch.no_grad()
-def draw_codes(model: ImageModel, images: Tensor, n_codes: int, generator: torch.Generator) -> Tensor:
-    """[N_s, B, J]: draws of s for images [B, C, H, W]. Only with sampled pooling does each need a pass of its own."""
-    if model.pooling == "sampled":
-        return torch.stack([model.encode(images, generator).code for _ in range(n_codes)])
-    posterior = model.encode(images, generator)
-    eps = torch.randn(n_codes, *posterior.mean.shape, generator=generator)
-    return posterior.mean + posterior.log_spread.exp() * eps.to(posterior.mean)
+@dataclass(frozen=True)
+class Search:
+    """How captions are looked for: codes that the mixture is over, width of the beam, length, and how many to find."""
+
+    n_codes: int = N_CODES
+    beam: int = BEAM
+    max_words: int = MAX_WORDS
+    n_best: int = 1
+    seed: int = 0
 
 
-def codes_in_batches(
-    model: ImageModel, images: Images, index: Tensor, n_codes: int, batch_size: int, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(places in the set [B], codes [N_s, B, J]) for the images at `index`."""
-    generator, weight = torch.Generator(), model.decoder.log_alpha0
-    for number, part in enumerate(index.split(batch_size)):
-        batch = images.batch(part).to(weight)
-        yield part, draw_codes(model, batch, n_codes, reseed(generator, seed, VALIDATION, number))
+@dataclass(frozen=True)
+class Caption:
+    """One caption: its words as metrics compare them, the text as people write it, and log p(Y | X)."""
+
+    words: tuple[str, ...]
+    text: str
+    log_prob: float
 
 
-def caption_batches(
+@dataclass(frozen=True)
+class CaptionReader:
+    """The captions of a run. `seen` are the hashes of its training captions, sorted; empty where not known."""
+
+    head: CaptionHead
+    vocabulary: Vocabulary
+    seen: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    n_captions: int = 0
+    n_learned: int = 0
+    n_held_out: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "captions"
+
+    @torch.no_grad()
+    def __call__(
+        self, codes: Codes, generator: torch.Generator | None = None, search: Search | None = None
+    ) -> list[tuple[Caption, ...]]:
+        """The best captions of every image, at most n_best of each."""
+        how = search or Search()
+        drawn = codes.draw(how.n_codes, generator or torch.Generator().manual_seed(how.seed))
+        width = max(how.beam, how.n_best)
+        found = beam_search(
+            self.head, drawn, beam=width, n_best=how.n_best, max_words=how.max_words, forbidden=(UNKNOWN,)
+        )
+        result = []
+        for symbols, log_probs in zip(found.symbols.tolist(), found.log_prob.tolist(), strict=True):
+            pairs = zip(symbols, log_probs, strict=True)
+            result.append(tuple(self._caption(row, log_p) for row, log_p in pairs if log_p > -torch.inf))
+        return result
+
+    def _caption(self, symbols: list[int], log_prob: float) -> Caption:
+        return Caption(self.vocabulary.tokens(symbols), self.vocabulary.text(symbols), log_prob)
+
+    def joined(self, parts: Sequence[list[tuple[Caption, ...]]]) -> list[tuple[Caption, ...]]:
+        return [found for part in parts for found in part]
+
+    def share_seen(self, captions: Sequence[Sequence[str]]) -> float | None:
+        """The share of captions that occur, word for word, in training; None where that is not known."""
+        if not len(self.seen):
+            return None
+        return float(torch.isin(hashes(captions), self.seen).double().mean())
+
+    export_name = "caption"
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor:
+        """The greedy caption of the mean code."""
+        return greedy_captions(self.head, code, max_words)
+
+    def export_about(self) -> dict[str, Any]:
+        words = self.vocabulary
+        return {"words": [words.tokens([symbol])[0] if symbol > UNKNOWN else "" for symbol in range(len(words))]}
+
+    def believable(self) -> str:
+        return "Captions are likely sentences, not facts: they may name what is not in the image."
+
+
+def greedy_captions(head: CaptionHead, code: Tensor, max_words: int) -> Tensor:
+    """int64 [B, T]: the most probable word after the words before it, ended by END, then -1; never the unknown word."""
+    allowed = torch.zeros(head.vocab_size)
+    allowed[UNKNOWN] = -torch.inf
+    state, words = head.start(code), []
+    open_ = torch.ones(code.shape[0], dtype=torch.bool)
+    for t in range(max_words):
+        best = (head.log_words(state) + allowed).argmax(-1)
+        words.append(torch.where(open_, best, torch.full_like(best, PADDING)))
+        open_ = open_ & (best != END)
+        if t + 1 < max_words:
+            state = head.step(best, state)
+    return torch.stack(words, 1)
+
+
+def write_captions(
     model: ImageModel,
-    head: CaptionHead,
+    reader: CaptionReader,
     images: Images,
+    search: Search | None = None,
     *,
     index: Tensor | None = None,
-    n_codes: int = N_CODES,
-    beam: int = BEAM,
-    n_best: int = 1,
-    max_words: int = MAX_WORDS,
-    forbidden: Sequence[int] = (UNKNOWN,),
-    batch_size: int = 100,
-    seed: int = 0,
-) -> Iterator[Sentences]:
-    """Captions of a whole set, or of its images at `index`, a batch at a time."""
-    index = torch.arange(len(images)) if index is None else index
-    for _, codes in codes_in_batches(model, images, index, n_codes, batch_size, seed):
-        yield beam_search(head, codes, beam=beam, n_best=n_best, max_words=max_words, forbidden=forbidden)
-
-
-def best_captions(
-    model: ImageModel,
-    head: CaptionHead,
-    images: Images,
-    vocabulary: Vocabulary,
-    *,
-    index: Tensor | None = None,
-    n_codes: int = N_CODES,
-    beam: int = BEAM,
-    batch_size: int = 100,
-    seed: int = 0,
-) -> list[tuple[str, ...]]:
-    """The words of the best caption of every image."""
-    found = caption_batches(
-        model, head, images, index=index, n_codes=n_codes, beam=beam, batch_size=batch_size, seed=seed
+    progress: Progress | None = None,
+) -> list[tuple[Caption, ...]]:
+    """Captions of a whole set, or of its images at `index`."""
+    how = search or Search()
+    found = encode_set(
+        model, images, index=index, n_draws=how.n_codes, batch_size=BATCH, seed=how.seed, progress=progress
     )
-    return [vocabulary.tokens(symbols[0]) for sentences in found for symbols in sentences.symbols]
+    return reader.joined([reader(codes, generator, how) for _, codes, generator in found])
 
 
 @torch.no_grad()
@@ -90,16 +143,27 @@ def caption_perplexity(
     *,
     index: Tensor | None = None,
     n_codes: int = N_CODES,
-    batch_size: int = 100,
     seed: int = 0,
 ) -> float:
     """exp(-sum log p(Y | X) / sum T) over all captions of the images (at `index`); those without one count nothing."""
-    index = torch.arange(len(images)) if index is None else index
     log_probs: list[float] = []
     n_symbols: list[int] = []
-    for part, codes in codes_in_batches(model, images, index, n_codes, batch_size, seed):
+    for part, codes, generator in encode_set(
+        model, images, index=index, n_draws=n_codes, batch_size=2 * BATCH, seed=seed
+    ):
         symbols, owners = captions.of(part)
-        symbols, owners = symbols.to(codes.device), owners.to(codes.device)
-        log_probs += mixture_log_prob(head, symbols, codes, owners).tolist()
+        symbols, owners = symbols.to(codes.mu.device), owners.to(codes.mu.device)
+        log_probs += mixture_log_prob(head, symbols, codes.draw(n_codes, generator), owners).tolist()
         n_symbols += words_per_caption(symbols).tolist()
     return perplexity(log_probs, n_symbols)
+
+
+def hashes(captions: Sequence[Sequence[str]]) -> Tensor:
+    """int64 [N]: one number for each sequence of words."""
+    digests = [hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest() for words in captions]
+    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+
+
+def hashes_of_texts(captions: Sequence[Sequence[str]]) -> Tensor:
+    """Of all captions of all images, sorted, each once."""
+    return hashes([tokenize(caption) for of_image in captions for caption in of_image]).unique()

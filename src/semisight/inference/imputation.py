@@ -11,8 +11,9 @@ pixels as last filled, at first by the image bias, and so in turns.
 import torch
 from torch import Tensor
 
-from semisight.inference.novelty import draw_again, noise_for_all
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.inference.novelty import noise_for_all, redraw
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import batch_last
 from semisight.sampling.decoder_matrix import paint_code
 
 ROUNDS = 10
@@ -32,8 +33,10 @@ def _impute(model: ImageModel, images: Tensor, known: Tensor, rounds: int) -> Te
     filled = torch.where(known, images, model.decoder.image_bias[..., 0].expand_as(images))
     generator = torch.Generator().manual_seed(0)
     for _ in range(rounds):
-        if model.pooling == "max":  # without z there is no such A: what the decoder draws from the image's own code
-            drawn = draw_again(model, filled).images
+        if (
+            not model.encoder.has_places
+        ):  # without z there is no such A: what the decoder draws from the image's own code
+            drawn = redraw(model, filled).images
         else:
             posterior = model.encoder(batch_last(filled), noise_for_all(model, len(images), generator))
             drawn = _from_known(model, images, known, tuple(z.argmax(0) for z in posterior.z))

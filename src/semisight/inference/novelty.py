@@ -1,4 +1,4 @@
-"""Beyond the paper: how usual an image is, beside those that were learned from.
+"""Beyond the paper: a novelty score, how unlike an image is to those that were learned from (out of distribution).
 
     far(X)     distance of the code's mean to its 5th nearest among training images
     unlike(X)  squared error of what the decoder draws from the code
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semisight.model.encoders.paper import Noise, flat_code
-from semisight.model.image_model import ImageModel, batch_first, batch_last
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import Noise, batch_first, batch_last, flat_code
 from semisight.objectives.step import Images
 
 _NEIGHBOUR = 5
@@ -25,7 +25,7 @@ _LEAST = 1e-6  # a spread of nothing, where all training images are one, must no
 
 
 @dataclass(frozen=True, eq=False)
-class Usual:
+class Novelty:
     """Codes of training images, and the middle and spread of both marks over them ([2]: far, unlike)."""
 
     codes: Tensor
@@ -41,14 +41,14 @@ class Usual:
         return ((self.middle - marks) / self.spread).amin(1)
 
 
-def learn_usual(codes: Tensor, unlike: Tensor) -> Usual:
+def learn_novelty(codes: Tensor, unlike: Tensor) -> Novelty:
     """From the codes and squared errors of training images in random order, at least one."""
     kept = codes[:_KEPT]
     # one further: the nearest of a training image is itself
     marks = torch.stack([_far(kept, kept, _NEIGHBOUR + 1), unlike[:_KEPT]], 1).double()
     middle = marks.median(0).values
     spread = (torch.quantile(marks, 0.9, dim=0) - middle).clamp_min(_LEAST)
-    return Usual(kept, middle, spread)
+    return Novelty(kept, middle, spread)
 
 
 def _far(queries: Tensor, among: Tensor, number: int) -> Tensor:
@@ -57,7 +57,7 @@ def _far(queries: Tensor, among: Tensor, number: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Redrawn:
     """Mean codes [N, J] and what the decoder makes of them, [N, C, H, W]."""
 
     codes: Tensor
@@ -65,7 +65,7 @@ class Drawn:
 
 
 @torch.no_grad()
-def draw_again(model: ImageModel, images: Tensor) -> Drawn:
+def redraw(model: ImageModel, images: Tensor) -> Redrawn:
     """Images [N, C, H, W] from their codes' means, averaged over a few draws of z.
 
     The draws are the same for every image: what one image gets does not depend on those beside it.
@@ -77,7 +77,7 @@ def draw_again(model: ImageModel, images: Tensor) -> Drawn:
         posterior = model.encoder(x, noise_for_all(model, len(images), generator))
         total = total + batch_first(model.decoder(posterior.mu, posterior.z).mean)
         codes = codes + flat_code(posterior.mu)
-    return Drawn(codes / _DRAWS, total / _DRAWS)
+    return Redrawn(codes / _DRAWS, total / _DRAWS)
 
 
 def noise_for_all(model: ImageModel, batch: int, generator: torch.Generator) -> Noise:
@@ -89,13 +89,13 @@ def noise_for_all(model: ImageModel, batch: int, generator: torch.Generator) -> 
     )
 
 
-def draw_set(model: ImageModel, images: Images, batch_size: int = 250) -> Drawn:
+def redraw_set(model: ImageModel, images: Images, batch_size: int = 250) -> Redrawn:
     """The same for a whole set, on the CPU."""
-    device, was_training = model.decoder.log_alpha0.device, model.training
+    device, was_training = model.device, model.training
     model.eval()
-    parts = [draw_again(model, images.batch(index).to(device)) for index in torch.arange(len(images)).split(batch_size)]
+    parts = [redraw(model, images.batch(index).to(device)) for index in torch.arange(len(images)).split(batch_size)]
     model.train(was_training)
-    return Drawn(torch.cat([p.codes for p in parts]).cpu(), torch.cat([p.images for p in parts]).cpu())
+    return Redrawn(torch.cat([p.codes for p in parts]).cpu(), torch.cat([p.images for p in parts]).cpu())
 
 
 def squared_error(images: Tensor, drawn: Tensor) -> Tensor:

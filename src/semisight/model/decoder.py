@@ -33,11 +33,26 @@ class Decoded:
     curvature: Tensor
 
 
-class ImageDecoder(nn.Module):
-    """p(X | s, z) with one learned precision alpha0."""
+class Decoder(nn.Module):
+    """p(X | s, z) with one learned precision alpha0.
 
-    def __init__(self, architecture: Architecture, generator: torch.Generator, operators: Operators = FAST) -> None:
+    Args:
+        architecture: its layers, for the size of the images.
+        generator: of the start; by default always the same.
+        operators: fast or naive ones.
+
+    Example:
+        >>> import semisight as ss
+        >>> layers = (ss.Layer(maps=4, kernel=3, pool=2, padding="same"), ss.Layer(maps=6, kernel=4))
+        >>> ss.Decoder(ss.Architecture((1, 8, 8), layers)).architecture.code_shape
+        (6, 1, 1)
+    """
+
+    def __init__(
+        self, architecture: Architecture, generator: torch.Generator | None = None, operators: Operators = FAST
+    ) -> None:
         super().__init__()
+        generator = generator or torch.Generator().manual_seed(0)
         self.architecture, self.operators = architecture, operators
         self.dictionaries = nn.ParameterList()
         for layer, shape in zip(architecture.layers, architecture.shapes, strict=True):
@@ -65,6 +80,13 @@ class ImageDecoder(nn.Module):
             else:
                 maps = unpool_fixed(maps, dictionary, layer)
         return Decoded(maps + self.image_bias, tuple(reversed(values)), curvature)
+
+    @torch.no_grad()
+    def start_from(self, mean: Tensor, variance: Tensor) -> None:
+        """Told the training images' mean [C, H, W, 1] and variance, so that its first picture varies as much."""
+        self.image_bias.copy_(mean)
+        self.log_alpha0.copy_(-variance.log())
+        self.dictionaries[0].mul_(0.5 * variance.sqrt())
 
     def log_prob(self, x: Tensor, mean: Tensor) -> Tensor:
         """(4): log N(X; mean, 1/alpha0), summed over pixels, [B]."""

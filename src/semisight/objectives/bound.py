@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from semisight.model.decoder import Decoded, ImageDecoder
-from semisight.model.encoders.paper import Posterior
+from semisight.model.decoder import Decoded, Decoder
 from semisight.model.ops.places import Chosen
+from semisight.model.posterior import Posterior
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def kl_places(chosen: Chosen) -> Tensor:
     return blocks * math.log(chosen.places) + chosen.negative_entropy.sum((0, 1, 2))
 
 
-def image_bound(x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder) -> Bound:
+def image_bound(x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder) -> Bound:
     """(10): the bound of an image without label or caption; x is [C, H, W, B]."""
     reconstruction = decoder.log_prob(x, decoded.mean)
     kl_z = torch.zeros_like(reconstruction)

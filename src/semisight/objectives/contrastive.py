@@ -1,9 +1,9 @@
-"""Beyond the paper: codes of one image, moved in two ways, agree more than those of different images.
+"""Beyond the paper: a contrastive term. Two augmented views of one image have codes nearer than those of other images.
 
-    agreement = mean over images of log [ exp(cos(s, s') / t) / sum over the other 2B - 1 codes of exp(cos(s, .) / t) ]
+    contrast = mean over images of log [ exp(cos(s, s') / t) / sum over the other 2B - 1 codes of exp(cos(s, .) / t) ]
 
 plus log(2B - 1): a lower bound on the mutual information I(s; s') of the two codes (van den Oord et al., 2018), which
-cannot exceed log(2B - 1). What is assumed: the moves change nothing that a label could depend on.
+cannot exceed log(2B - 1). What is assumed: augmentation changes nothing that a label could depend on.
 """
 
 import math
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def code_agreement(first: Tensor, second: Tensor, temperature: float = 0.2) -> Tensor:
-    """Codes [B, J] of the same images moved in two ways; a scalar in nats."""
+def contrastive(first: Tensor, second: Tensor, temperature: float = 0.2) -> Tensor:
+    """Codes [B, J] of two views of the same images; a scalar in nats."""
     n = len(first)
     codes = F.normalize(torch.cat([first, second]), dim=1)
     similarity = codes @ codes.T / temperature

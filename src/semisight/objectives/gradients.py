@@ -1,6 +1,7 @@
 """Section 4 and appendix C, (20)-(24): the gradient of E_q(z)[log p(X | s, z)] with respect to q(z), in three ways.
 
-z is discrete, so its gradient must be estimated. An estimator says two things:
+z is discrete, so its gradient must be estimated. An estimator is an object, `NVIL()`, `StraightThrough()`
+or `Local()`, that says two things:
 
     through_z        whether the gradient with respect to the drawn one-hot z is passed on to q
     surrogate(...)   a term [B] of value zero that is added to the bound for its gradient alone
@@ -25,77 +26,81 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.model.architecture import Architecture
-from semisight.model.decoder import Decoded, ImageDecoder
-from semisight.model.encoders.paper import Pooling, Posterior
+from semisight.model.decoder import Decoded, Decoder
+from semisight.model.image_model import ImageModel
+from semisight.model.posterior import Posterior
 from semisight.objectives.bound import Bound
 from semisight.objectives.step import sum_over_processes
 
-EstimatorName = Literal["nvil", "straight-through", "local"]
-ESTIMATORS: tuple[EstimatorName, ...] = ("nvil", "straight-through", "local")
+GradientName = Literal["nvil", "straight-through", "local"]
 
 
-class Estimator(Protocol):
+class Gradient(Protocol):
+    """What the objective asks of an estimator; an `nn.Module`."""
+
     @property
     def through_z(self) -> bool: ...
 
+    def suit(self, model: ImageModel) -> None:
+        """Told the model before the first step."""
+        ...
+
     def surrogate(
-        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
+        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder, bound: Bound
     ) -> Tensor: ...
 
     def after_step(self) -> None:
         """Called once after every step of the optimiser, on every process."""
+        ...
 
 
 class StraightThrough(nn.Module):
+    """The gradient at the drawn z, taken as if it were q."""
+
     through_z = True
 
-    def surrogate(
-        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
-    ) -> Tensor:
+    def suit(self, model: ImageModel) -> None:
+        pass
+
+    def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder, bound: Bound) -> Tensor:
         return torch.zeros_like(bound.reconstruction)
 
     def after_step(self) -> None:
         pass
 
 
-class Local(nn.Module):
-    through_z = True
+class Local(StraightThrough):
+    """The exact change of log p when one block's value moves to another place."""
 
-    def surrogate(
-        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
-    ) -> Tensor:
+    def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder, bound: Bound) -> Tensor:
         return decoder.log_alpha0.detach().exp() * decoded.curvature
 
-    def after_step(self) -> None:
-        pass
 
-
-class Nvil(nn.Module):
-    """Score function with the three variance reductions of Mnih and Gregor (2014)."""
+class NVIL(nn.Module):
+    """The score function with the three variance reductions of Mnih and Gregor (2014)."""
 
     through_z = False
     centre: Tensor
     variance: Tensor
     started: Tensor
 
-    def __init__(self, architecture: Architecture, pooling: Pooling, seed: int = 0, decay: float = 0.8) -> None:
+    def __init__(self, seed: int = 0, decay: float = 0.8) -> None:
         super().__init__()
-        self.sampled, self.decay = pooling == "sampled", decay
-        generator = torch.Generator().manual_seed(seed)
-        size = architecture.n_pixels
+        self.seed, self.decay, self.whole_bound = seed, decay, True
+        for name, start in (("centre", 0.0), ("variance", 1.0), ("started", 0.0)):
+            self.register_buffer(name, torch.tensor(start))
+        self._seen: Tensor | None = None
+
+    def suit(self, model: ImageModel) -> None:
+        """The baseline reads the image. Where s depends on the drawn z, z touches every term of the bound."""
+        self.whole_bound = not model.encoder.mean_is_exact
+        generator, size = torch.Generator().manual_seed(self.seed), model.architecture.n_pixels
         self.inner = nn.Parameter(torch.randn(100, size, generator=generator) / size**0.5)
         self.inner_bias = nn.Parameter(torch.zeros(100, 1))
         self.outer = nn.Parameter(torch.zeros(1, 100))
-        self.register_buffer("centre", torch.zeros(()))
-        self.register_buffer("variance", torch.ones(()))
-        self.register_buffer("started", torch.zeros(()))
-        self._seen: Tensor | None = None
 
-    def surrogate(
-        self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, bound: Bound
-    ) -> Tensor:
-        signal = (bound.value if self.sampled else bound.reconstruction).detach()
+    def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder, bound: Bound) -> Tensor:
+        signal = (bound.value if self.whole_bound else bound.reconstruction).detach()
         scale = self.variance.sqrt().clamp_min(1.0)
         baseline = (self.outer @ torch.tanh(self.inner @ x.flatten(0, 2) + self.inner_bias))[0]
         advantage = (signal - self.centre) / scale - baseline
@@ -120,12 +125,15 @@ class Nvil(nn.Module):
         self._seen = None
 
 
-def estimator(name: EstimatorName, architecture: Architecture, pooling: Pooling, seed: int = 0) -> "nn.Module":
-    """The estimator of that name; VAE-d has no z and needs none, for which straight-through does nothing."""
-    if name == "nvil":
-        return Nvil(architecture, pooling, seed)
-    if name == "straight-through":
-        return StraightThrough()
-    if name == "local":
-        return Local()
-    raise UserError(f"no gradient estimator named {name!r}. There are: {', '.join(ESTIMATORS)}")
+GRADIENTS: dict[GradientName, type[NVIL] | type[StraightThrough]] = {
+    "nvil": NVIL,
+    "straight-through": StraightThrough,
+    "local": Local,
+}
+
+
+def gradient_named(name: str, seed: int = 0) -> Gradient:
+    """The estimator of that name."""
+    if name not in GRADIENTS:
+        raise UserError(f"no gradient estimator named {name!r}. There are: {', '.join(GRADIENTS)}")
+    return NVIL(seed) if name == "nvil" else GRADIENTS[name]()

@@ -1,4 +1,4 @@
-"""Beyond the paper: latent labels for unlabelled images, spread from the labelled ones over a graph of codes.
+"""Beyond the paper: label spreading. Labels of unlabelled images, from the labelled ones over a graph of codes.
 
     w_ij   = exp((cos(s_i, s_j) - the best of row i) / width) between each code and its k nearest, made symmetric
     Z      <- alpha D^-1/2 W D^-1/2 Z + (1 - alpha) Y          label spreading (Zhou et al., 2004) from known labels Y
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Propagation:
+class LabelSpreading:
     """How labels spread: nearest neighbours per code, weight of the neighbours, size of the part with a graph."""
 
     neighbours: int = 10

@@ -1,13 +1,13 @@
-"""Beyond the paper: what the model believes of an image moved a little is what it learns on the image moved far.
+"""Beyond the paper: pseudo-labels. What the model believes of a weakly augmented image is learned on a strong one.
 
-    p      = p(label | a little moved X), each class scaled so that over time classes come as often as their shares
+    p      = p(label | weakly augmented X), each class scaled so that over time classes come as often as their shares
     target = the likeliest class of p, where its probability is above `threshold`; else p itself
 
 p is that of the averaged weights where the trainer keeps any: they vary less, and are more often right (Tarvainen and
 Valpola, 2017). Where the model is sure it becomes surer (confident pseudo-labels, Lee, 2013, and Sohn et al., 2020;
-shares: Berthelot et al., 2020). Where it is not, moved images are only to agree: p as it is makes no belief stronger,
-so mistakes do not confirm themselves before they are corrected. What is assumed: the moves keep the label, and the
-classes' shares are known (equal, or those of the labels).
+class shares: Berthelot et al., 2020). Where it is not, augmented images are only to agree: p as it is makes no belief
+stronger, so mistakes do not confirm themselves before they are corrected. What is assumed: augmentation keeps the
+label, and the classes' shares are known (equal, or those of the labels).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MEMORY = 0.99  # of the running mean of p, per step
 
 
 @dataclass(frozen=True)
-class Targets:
+class PseudoLabels:
     """What is to be learned of the images of a batch: a distribution over labels each, [B, C], and which are sure."""
 
     label: Tensor
@@ -27,29 +27,24 @@ class Targets:
 
 
 @torch.no_grad()
-def targets_from(scores: Tensor, seen: Tensor, shares: Tensor, threshold: float) -> Targets:
+def pseudo_labels(scores: Tensor, seen: Tensor, shares: Tensor, threshold: float) -> PseudoLabels:
     """From log p(label | X) up to a constant per image, [B, C], and the running mean `seen` of p, [C]."""
     p = scores.softmax(1) * (shares / seen.clamp_min(1e-6))
     p = p / p.sum(1, keepdim=True)
     probability, likeliest = p.max(1)
     sure = probability > threshold
     alone = torch.nn.functional.one_hot(likeliest, p.shape[1]).to(p)
-    return Targets(torch.where(sure[:, None], alone, p), sure.to(p))
+    return PseudoLabels(torch.where(sure[:, None], alone, p), sure.to(p))
 
 
 @torch.no_grad()
-def said(scores: Tensor) -> Tensor:
+def beliefs(scores: Tensor) -> Tensor:
     """What `remember` needs of a batch, [C + 1]: the sum of p, and of how many images it is. Sums of parts add up."""
     return torch.cat([scores.softmax(1).sum(0), scores.new_tensor([len(scores)])])
 
 
 @torch.no_grad()
 def remember(seen: Tensor, of_batch: Tensor) -> None:
-    """Brings the running mean of p up to date, in place, by what was `said` of a batch."""
+    """Brings the running mean of p up to date, in place, by the `beliefs` of a batch."""
     if of_batch[-1] > 0:
         seen.lerp_((of_batch[:-1] / of_batch[-1]).to(seen), 1 - MEMORY)
-
-
-def total_gain(scores: Tensor, targets: Targets) -> Tensor:
-    """Sum over the images of E_target log p(label | X)."""
-    return (targets.label * scores).sum()

@@ -9,22 +9,20 @@ uninterrupted one would have seen, and two processes see what one process with t
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from semisight.training.ema import AveragedWeights
-
 
 @dataclass(frozen=True)
 class Batch:
-    """Images in [0, 1] `[B, C, H, W]`, their places in the training set `[B]`, and labels `[B]` (-1 where unknown)."""
+    """Images in [0, 1] `[B, C, H, W]`, and their places in the training set `[B]`."""
 
     images: Tensor
     index: Tensor
-    labels: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,23 @@ class Step:
     terms: dict[str, Tensor]
 
 
+class Teacher(Protocol):
+    """Averaged weights: they run behind, but vary less, and what they say of an image is more often right."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Inside, the model holds the averages."""
+        ...
+
+
 class Objective(Protocol):
-    """What the trainer needs of a model with its bound; an `nn.Module` with the three methods of the first block.
+    """What the trainer needs of a model with its bound: an `nn.Module` with the methods of the first block.
 
     Forward must not change any running state: a step whose loss is not finite is thrown away. Such state
     (running means, an exact alpha0) is brought up to date in `after_step`, which every process calls after the
     optimiser's step with the number of that step, counted from 0. The names of the terms are the same on every process.
     """
+
+    teacher: Teacher | None  # set by the trainer; None where it keeps no averages
 
     def __call__(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step: ...
 
@@ -62,27 +70,18 @@ class Objective(Protocol):
 
     def rate_multipliers(self) -> Mapping[str, float]: ...
 
+    def parts(self) -> Mapping[str, nn.Module]:
+        """What prediction needs, by name: `model` and `head.<target>`. The rest of the state only resuming needs."""
+        ...
+
     # the rest is nn.Module's
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
 
-@runtime_checkable
-class UsesAverages(Protocol):
-    """An objective that learns from what its own averaged weights say. The trainer sets them; None where it keeps none.
-
-    Averages run behind the weights, but vary less: what they say of an image is more often right.
-    """
-
-    averages: AveragedWeights | None
-
-
 class Images(Protocol):
     """A set of images, such as `semisight.data.ImageSet`."""
-
-    @property
-    def labels(self) -> Tensor | None: ...
 
     def __len__(self) -> int: ...
 
@@ -96,21 +95,6 @@ class Plan(Protocol):
     def steps_per_epoch(self) -> int: ...
 
     def indices(self, step: int, seed: int) -> Tensor: ...
-
-
-TRAINING, VALIDATION = 0, 1  # streams of random numbers
-
-
-def reseed(generator: torch.Generator, seed: int, stream: int, number: int) -> torch.Generator:
-    """The generator, put to the start of the sequence that belongs to (seed, stream, number)."""
-    # The generator on the CPU keeps only the low 32 bits, so the three are mixed well (splitmix64) before.
-    mixed = 0
-    for word in (seed, stream, number):
-        mixed = ((mixed + 0x9E3779B97F4A7C15) ^ word) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        mixed ^= mixed >> 31
-    return generator.manual_seed(mixed)
 
 
 def own_rows(total: int, rank: int, processes: int) -> Rows:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.ops.pooling import fixed_place
 from semisight.report import page
 from semisight.report.material import Material, tile
@@ -16,7 +16,7 @@ ELEMENTS = 96  # shown per layer at most, the most used ones
 _CHUNK_VALUES = 1 << 24  # values of the largest map that is made at once
 
 
-def usual_places(decoder: ImageDecoder, shares: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def usual_places(decoder: Decoder, shares: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The place, [K_l] per pooled layer, that an element's values go to most; VAE-d has one place for all."""
     layers = decoder.architecture.layers[:-1]
     if not shares:
@@ -25,7 +25,7 @@ def usual_places(decoder: ImageDecoder, shares: Sequence[Tensor]) -> tuple[Tenso
 
 
 @torch.no_grad()
-def element_pictures(decoder: ImageDecoder, layer: int, elements: Tensor, places: Sequence[Tensor]) -> Tensor:
+def element_pictures(decoder: Decoder, layer: int, elements: Tensor, places: Sequence[Tensor]) -> Tensor:
     """One picture [C, side, side] per element of layer `layer` (from 0): the patch that a unit value there paints.
 
     Made on a patch without borders, so that an element looks the same wherever it is used.
@@ -36,7 +36,7 @@ def element_pictures(decoder: ImageDecoder, layer: int, elements: Tensor, places
     return torch.cat([_paint(decoder, layer, part, places) for part in elements.split(step)])
 
 
-def field(decoder: ImageDecoder, layer: int) -> int:
+def field(decoder: Decoder, layer: int) -> int:
     """Side of the patch of the image that a unit of this layer can paint on."""
     side = 1
     for index in range(layer, -1, -1):
@@ -45,7 +45,7 @@ def field(decoder: ImageDecoder, layer: int) -> int:
     return side
 
 
-def _paint(decoder: ImageDecoder, layer: int, elements: Tensor, places: Sequence[Tensor]) -> Tensor:
+def _paint(decoder: Decoder, layer: int, elements: Tensor, places: Sequence[Tensor]) -> Tensor:
     layers, dictionaries = decoder.architecture.layers, [d.detach().cpu() for d in decoder.dictionaries]
     maps = torch.zeros(len(elements), layers[layer].maps, 1, 1)
     maps[torch.arange(len(elements)), elements] = 1.0

@@ -9,8 +9,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from semisight.model.architecture import Architecture
-from semisight.model.decoder import Decoded, ImageDecoder
-from semisight.model.encoders.paper import Posterior
+from semisight.model.decoder import Decoded, Decoder
+from semisight.model.posterior import Posterior
 from semisight.report import page
 from semisight.report.dictionary import ELEMENTS
 from semisight.report.material import Material, tile
@@ -35,7 +35,7 @@ class Dots:
 
 
 def strongest(
-    posterior: Posterior, decoded: Decoded, decoder: ImageDecoder, layer: int, image: int, most: int = _STRONGEST
+    posterior: Posterior, decoded: Decoded, decoder: Decoder, layer: int, image: int, most: int = _STRONGEST
 ) -> Dots:
     """Where z put the values of one image that paint most, at pooled layer `layer` (from 0)."""
     norms = decoder.dictionaries[layer].detach().square().sum((1, 2, 3)).cpu()

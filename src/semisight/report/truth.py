@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from semisight.model.encoders.paper import maps_of_code
-from semisight.model.image_model import batch_first
+from semisight.model.posterior import batch_first, maps_of_code
 from semisight.report import charts, page
 from semisight.report.build import SECTIONS, Show
 from semisight.report.charts import nats
 from semisight.report.material import Material, tile, tile_width
 from semisight.report.observe import some
 from semisight.report.page import Section
+from semisight.runs.images import Progress, Sets
 from semisight.runs.run import Run
-from semisight.runs.sets import Progress, Sets
 from semisight.sampling.decoder_matrix import one_hot
 from semisight.sampling.encoder_truth import Distance, Truth, TruthConfig, encoder_against_truth
 

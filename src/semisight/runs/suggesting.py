@@ -4,7 +4,6 @@ Written as a table, CSV, JSON, or tasks for Label Studio, which shows the guess 
 """
 
 import csv
-import dataclasses
 import io
 import json
 from collections.abc import Sequence
@@ -15,14 +14,15 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from semisight.data.columns import LABELS
 from semisight.data.image_set import ImageSet
 from semisight.inference.acquisition import Seen, choose_next, doubt_in_labels, see
 from semisight.model.image_model import ImageModel
 from semisight.runs.evaluating import renumbered
+from semisight.runs.images import Progress, with_labels
 from semisight.runs.outputs import load_for
 from semisight.runs.predicting import columns
 from semisight.runs.run import Run
-from semisight.runs.sets import Progress, with_labels
 from semisight.runs.settings import DataSettings
 from semisight.runs.train import reload_sets
 
@@ -58,7 +58,7 @@ def images_to_choose_from(
         return _own_images(run, labels, progress)
     images = load_for(run, source, progress=progress)
     if run.classifier is None:
-        return dataclasses.replace(images, labels=None, class_names=())
+        return images.without_column(LABELS)
     names = run.classifier.class_names
     if labels is not None:
         return with_labels(images, DataSettings(source, labels=labels), names)
@@ -75,13 +75,8 @@ def _own_images(run: Run, labels: str | None, progress: Progress | None) -> Imag
     if valid is None:
         return train
     both = None if train.labels is None or valid.labels is None else torch.cat([train.labels, valid.labels])
-    return dataclasses.replace(
-        train,
-        images=torch.cat([train.images, valid.images]),
-        names=(*train.names, *valid.names),
-        labels=both,
-        captions=None,
-    )
+    images, names = torch.cat([train.images, valid.images]), (*train.names, *valid.names)
+    return ImageSet.of(images, names, both, train.class_names, source=train.source, notes=train.notes)
 
 
 def suggest(run: Run, images: ImageSet, n: int) -> list[Suggestion]:

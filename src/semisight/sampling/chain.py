@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM, draw_lambda, one_versus_all
 from semisight.sampling import saving
 from semisight.sampling.codes import CodePrior, label_prior, standard_prior
@@ -26,7 +26,7 @@ class Chain(ABC):
 
     def __init__(
         self,
-        decoder: ImageDecoder,
+        decoder: Decoder,
         images: Tensor,
         seed: int,
         labels: Tensor | None = None,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import flat_code, maps_of_code
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import SMALLEST_LAMBDA, BayesianSVM, one_versus_all
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling.decoder_matrix import paint_code
 
 LARGEST_BLOCK = 1024  # codes up to this size are drawn at once, larger ones by groups of maps
@@ -50,14 +50,14 @@ class CodePrior:
         return CodePrior(self.diagonal[images], self.linear[images], labels)
 
 
-def standard_prior(decoder: ImageDecoder, batch: int) -> CodePrior:
+def standard_prior(decoder: Decoder, batch: int) -> CodePrior:
     """p(s) = N(0, I)."""
     diagonal = decoder.log_alpha0.new_ones(batch, decoder.architecture.code_size)
     return CodePrior(diagonal, torch.zeros_like(diagonal))
 
 
 @torch.no_grad()
-def label_prior(decoder: ImageDecoder, head: BayesianSVM, labels: Tensor, lam: Tensor) -> CodePrior:
+def label_prior(decoder: Decoder, head: BayesianSVM, labels: Tensor, lam: Tensor) -> CodePrior:
     """p(s) p(y, lambda | s) with (28) = exp(-gamma/lambda (1 + lambda - y (beta's + bias))^2 / 2) but for a constant.
 
     A label of -1 adds nothing.
@@ -71,7 +71,7 @@ def label_prior(decoder: ImageDecoder, head: BayesianSVM, labels: Tensor, lam: T
 
 @torch.no_grad()
 def draw_code(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     residual: Tensor,
     s: Tensor,
     places: tuple[Tensor, ...],

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.ops.pooling import deconvolve_blocks, shifted_copies
 
 
@@ -68,7 +68,7 @@ def paint(patch: Patch, places: Tensor, dictionary: Tensor, layer: Layer) -> Pat
     return Patch(out, patch.top * pool - layer.pad_before, patch.left * pool - layer.pad_before)
 
 
-def paint_down(decoder: ImageDecoder, patch: Patch, index: int, places: tuple[Tensor, ...]) -> Patch:
+def paint_down(decoder: Decoder, patch: Patch, index: int, places: tuple[Tensor, ...]) -> Patch:
     """Pooled values of layer `index` down to the picture; with index -1 they are a piece of picture already."""
     shapes = decoder.architecture.shapes
     for l in range(index, -1, -1):
@@ -77,7 +77,7 @@ def paint_down(decoder: ImageDecoder, patch: Patch, index: int, places: tuple[Te
     return patch
 
 
-def paint_code(decoder: ImageDecoder, places: tuple[Tensor, ...], maps: slice) -> Tensor:
+def paint_code(decoder: Decoder, places: tuple[Tensor, ...], maps: slice) -> Tensor:
     """Columns of A(z) for the code's maps `maps`, [B or 1, pixels, J]; units are ordered as in `flat_code`."""
     architecture = decoder.architecture
     top = len(architecture.layers) - 1

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.ops.pooling import from_blocks
 from semisight.sampling.decoder_matrix import one_hot
 
@@ -33,7 +33,7 @@ class Completed:
     places: tuple[Tensor, ...]  # [K_l, h, w, B] per pooled layer
     weight: Tensor | None = None
 
-    def z(self, decoder: ImageDecoder) -> tuple[Tensor, ...]:
+    def z(self, decoder: Decoder) -> tuple[Tensor, ...]:
         """One-hot, as the decoder reads it."""
         layers = decoder.architecture.layers
         return tuple(one_hot(p, layers[l].pool ** 2, self.s.dtype) for l, p in enumerate(self.places))
@@ -45,7 +45,7 @@ class Completed:
 Batches = Callable[[], Iterable[Completed]]  # all images, batch by batch; asked for several times
 
 
-def picture(decoder: ImageDecoder, index: int, dictionary: Tensor, unpooled: Tensor, z: tuple[Tensor, ...]) -> Tensor:
+def picture(decoder: Decoder, index: int, dictionary: Tensor, unpooled: Tensor, z: tuple[Tensor, ...]) -> Tensor:
     """J D: the mean image less the bias, with `dictionary` in the place of layer `index`'s own."""
     layers = decoder.architecture.layers
     maps = decoder.operators.deconvolve(unpooled, dictionary, layers[index])
@@ -55,7 +55,7 @@ def picture(decoder: ImageDecoder, index: int, dictionary: Tensor, unpooled: Ten
 
 
 @torch.no_grad()
-def unpooled_maps(decoder: ImageDecoder, index: int, batch: Completed, z: tuple[Tensor, ...]) -> Tensor:
+def unpooled_maps(decoder: Decoder, index: int, batch: Completed, z: tuple[Tensor, ...]) -> Tensor:
     """S(l) of layer `index` as blocks [P, K, h, w, B]: what its dictionary is convolved with."""
     layers = decoder.architecture.layers
     top = len(layers) - 1
@@ -68,7 +68,7 @@ def unpooled_maps(decoder: ImageDecoder, index: int, batch: Completed, z: tuple[
 
 
 def draw_nearest_dictionary(
-    decoder: ImageDecoder, batches: Batches, precision: float, alpha0: Tensor, generator: torch.Generator | None
+    decoder: Decoder, batches: Batches, precision: float, alpha0: Tensor, generator: torch.Generator | None
 ) -> Tensor:
     """A new dictionary for the first layer given everything else; the decoder is left as it was."""
     dictionary = decoder.dictionaries[0]
@@ -123,7 +123,7 @@ def _gram_of_spectrum(spectrum: Tensor, convolved: tuple[int, int], kernel: int)
     return picked.permute(0, 2, 4, 1, 3, 5).reshape(size, size)
 
 
-def _unseen_gram(decoder: ImageDecoder, u: Tensor) -> Tensor | float:
+def _unseen_gram(decoder: Decoder, u: Tensor) -> Tensor | float:
     """The part of that sum which falls on pixels beyond the edge of a 'same' layer, where no image was seen."""
     layer, (high, wide) = decoder.architecture.layers[0], decoder.architecture.shapes[0].below
     if layer.padding == "valid":
@@ -137,7 +137,7 @@ def _unseen_gram(decoder: ImageDecoder, u: Tensor) -> Tensor | float:
     return columns @ columns.T
 
 
-def adjoint(decoder: ImageDecoder, index: int, unpooled: Tensor, z: tuple[Tensor, ...], target: Tensor) -> Tensor:
+def adjoint(decoder: Decoder, index: int, unpooled: Tensor, z: tuple[Tensor, ...], target: Tensor) -> Tensor:
     """J' target, in the shape of the dictionary."""
     with torch.enable_grad():
         variable = torch.zeros_like(decoder.dictionaries[index]).requires_grad_()

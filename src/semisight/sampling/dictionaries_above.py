@@ -22,7 +22,7 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.ops.pooling import from_blocks
 from semisight.sampling.decoder_matrix import one_hot, paint_down, paint_map
 from semisight.sampling.dictionaries import Batches, adjoint, picture, unpooled_maps
@@ -32,7 +32,7 @@ _WORK_ELEMENTS = 16_000_000  # of the largest tensor made for some images at a t
 
 @torch.no_grad()
 def draw_dictionary_above(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     index: int,
     batches: Batches,
     precision: float,
@@ -85,7 +85,7 @@ class _State:
     places: tuple[Tensor, ...]  # of the layers below, [K_l, h, w, N]
 
     @staticmethod
-    def of(decoder: ImageDecoder, index: int, batches: Batches) -> "_State":
+    def of(decoder: Decoder, index: int, batches: Batches) -> "_State":
         residuals, unpooled, places = [], [], []
         pool = decoder.architecture.layers[index].pool
         for batch in batches():
@@ -99,7 +99,7 @@ class _State:
             tuple(torch.cat(parts, -1) for parts in zip(*places, strict=True)),
         )
 
-    def channel(self, decoder: ImageDecoder, index: int, c: int) -> tuple[Tensor, Tensor]:
+    def channel(self, decoder: Decoder, index: int, c: int) -> tuple[Tensor, Tensor]:
         """G_n and g_n for map c of the layer below, [N, h, w, h, w] and [N, h, w]."""
         h, w = decoder.architecture.shapes[index].below
         below, count = index - 1, self.residual.shape[-1]
@@ -114,7 +114,7 @@ class _State:
             slopes.append(torch.bmm(self.residual[..., n].flatten(0, 2).T[:, None], w_n)[:, 0])
         return torch.cat(grams).view(count, h, w, h, w), torch.cat(slopes).view(count, h, w)
 
-    def move(self, decoder: ImageDecoder, index: int, c: int, moved: Tensor) -> None:
+    def move(self, decoder: Decoder, index: int, c: int, moved: Tensor) -> None:
         """Takes from the residual what values [N, h, w] added to map c of the layer below paint."""
         layers, below = decoder.architecture.layers, index - 1
         step = max(1, _WORK_ELEMENTS // max(p[..., 0].numel() * layers[l].pool ** 2 for l, p in enumerate(self.places)))
@@ -215,7 +215,7 @@ class Solver:
 
 
 def maximise_dictionary_above(
-    decoder: ImageDecoder, index: int, batches: Batches, precision: float, alpha0: Tensor, solver: Solver
+    decoder: Decoder, index: int, batches: Batches, precision: float, alpha0: Tensor, solver: Solver
 ) -> Tensor:
     """The dictionary of layer `index` moved towards Q^-1 b; exact for a small tolerance and enough steps."""
     current = decoder.dictionaries[index].detach()
@@ -247,7 +247,7 @@ def maximise_dictionary_above(
 
 
 def _times_q(
-    decoder: ImageDecoder, index: int, batches: Batches, precision: float, alpha0: Tensor, direction: Tensor
+    decoder: Decoder, index: int, batches: Batches, precision: float, alpha0: Tensor, direction: Tensor
 ) -> Tensor:
     total = precision * direction
     for batch in batches():
@@ -259,7 +259,7 @@ def _times_q(
     return total
 
 
-def _energy_below(decoder: ImageDecoder, index: int) -> Tensor:
+def _energy_below(decoder: Decoder, index: int) -> Tensor:
     """How much a unit of each map below adds to the picture, roughly, [K_{index-1}]."""
     energy = torch.ones_like(decoder.image_bias[:, 0, 0, 0])
     for dictionary in decoder.dictionaries[:index]:

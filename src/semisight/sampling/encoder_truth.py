@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.encoders.paper import flat_code
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import flat_code
 from semisight.sampling.evidence import AnnealingConfig, annealed, encoder_base, log_weights
 from semisight.sampling.inference import InferenceConfig, infer_latents
 from semisight.sampling.latents import checked_images, posterior_latents
@@ -89,10 +89,10 @@ def encoder_against_truth(
     told = _Told(len(images), config, progress)
     weights = log_weights(model, images, config.n_draws, torch.Generator().manual_seed(config.seed))
     bound, weighted = weights.mean(0), weights.logsumexp(0) - math.log(config.n_draws)
-    if model.pooling == "max":
+    if not model.encoder.has_places:
         return Truth(bound, weighted, None, None, None, None, ())
     annealing = replace(config.annealing, seed=config.seed)
-    if model.pooling == "sampled":
+    if not model.encoder.mean_is_exact:
         annealing = replace(annealing, base="prior", power=max(annealing.power, 3.0))
     found = annealed(model, images, annealing, lambda done, _: told(done * annealing.n_temperatures))
     told.finish(annealing.n_temperatures * annealing.n_chains)
@@ -111,7 +111,7 @@ def encoder_against_truth(
 def encoder_moments(model: ImageModel, images: Tensor, config: TruthConfig) -> Moments:
     """Of q(s, z | X): exactly where s and z are independent given X, else over draws of z."""
     x = checked_images(images, model.architecture, model.decoder.log_alpha0)
-    if model.pooling == "expected":
+    if model.encoder.has_places and model.encoder.mean_is_exact:
         base = encoder_base(model, x)
         return Moments(flat_code(base.mu), flat_code(base.log_sigma).exp(), tuple(q.exp() for q in base.log_q))
     generator = torch.Generator().manual_seed(config.seed)

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import PoolingMLP, after_pooling, below_code, flat_code
-from semisight.model.image_model import ImageModel, batch_last
+from semisight.model.decoder import Decoder
+from semisight.model.encoders.paper import PaperEncoder, PoolingMLP, after_pooling, below_code
+from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import draw_places
 from semisight.model.ops.pooling import convolve_blocks
+from semisight.model.posterior import batch_last, flat_code
 from semisight.sampling.codes import CodePrior
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import Latents, SweepOptions, checked_images, slices, sweep_latents
@@ -65,7 +66,7 @@ class Base:
 
 
 @torch.no_grad()
-def prior_base(decoder: ImageDecoder, batch: int) -> Base:
+def prior_base(decoder: Decoder, batch: int) -> Base:
     architecture, like = decoder.architecture, decoder.log_alpha0
     zeros = like.new_zeros(*architecture.code_shape, batch)
     log_q = []
@@ -79,9 +80,9 @@ def prior_base(decoder: ImageDecoder, batch: int) -> Base:
 @torch.no_grad()
 def encoder_base(model: ImageModel, x: Tensor) -> Base:
     """q(s, z | X) of images [C, H, W, B] with every place's probability; s and z must be independent given X."""
-    if model.pooling != "expected":
-        raise UserError(f"annealing from the encoder needs pooling='expected', not {model.pooling!r}; use base='prior'")
     encoder = model.encoder
+    if not (isinstance(encoder, PaperEncoder) and encoder.has_places and encoder.mean_is_exact):
+        raise UserError("annealing from the encoder needs the paper's, with pooling='expected'; use base='prior'")
     layers = model.architecture.layers
     c, log_q = (x - encoder.centre) / encoder.scale, []
     for l in model.architecture.pooled_layers:
@@ -96,7 +97,7 @@ def encoder_base(model: ImageModel, x: Tensor) -> Base:
 
 
 @torch.no_grad()
-def log_joint(decoder: ImageDecoder, x: Tensor, latents: Latents) -> Tensor:
+def log_joint(decoder: Decoder, x: Tensor, latents: Latents) -> Tensor:
     """log p(X, s, z), [B]."""
     z = Completed(x, latents.s, latents.places).z(decoder)
     total = decoder.log_prob(x, decoder(latents.s, z).mean)
@@ -174,7 +175,7 @@ def annealed(
 ) -> Evidence:
     """Annealed importance sampling for images [N, C, H, W]; `progress` is told image-chains done and in all."""
     all_x = checked_images(images, model.architecture, model.decoder.log_alpha0)
-    if model.pooling == "max":
+    if not model.encoder.has_places:
         raise UserError("a model with pooling='max' has no z to anneal; use importance_weighted")
     generator = torch.Generator().manual_seed(config.seed)
     weights = all_x.new_empty(config.n_chains, len(images))
@@ -191,9 +192,7 @@ def annealed(
     return Evidence(weights.logsumexp(0) - math.log(config.n_chains), 1 / share.square().sum(0))
 
 
-def _one_chain(
-    decoder: ImageDecoder, x: Tensor, base: Base, config: AnnealingConfig, generator: torch.Generator
-) -> Tensor:
+def _one_chain(decoder: Decoder, x: Tensor, base: Base, config: AnnealingConfig, generator: torch.Generator) -> Tensor:
     latents = base.draw(generator)
     weight, before = torch.zeros_like(x[0, 0, 0]), 0.0
     alpha0 = decoder.log_alpha0.exp()

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
@@ -78,7 +78,7 @@ class GibbsChain(Chain):
 
     def __init__(
         self,
-        decoder: ImageDecoder,
+        decoder: Decoder,
         images: Tensor,
         config: GibbsConfig,
         labels: Tensor | None = None,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import flat_code
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
+from semisight.model.posterior import flat_code
 from semisight.sampling.chain import check_counts
 from semisight.sampling.codes import standard_prior
 from semisight.sampling.decoder_matrix import one_hot
@@ -61,7 +61,7 @@ class LatentMoments:
 
 @torch.no_grad()
 def infer_latents(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     images: Tensor,
     config: InferenceConfig,
     start: Latents | None = None,
@@ -99,7 +99,7 @@ def infer_latents(
 @torch.no_grad()
 def gibbs_decisions(
     samples: ParameterSamples,
-    decoder: ImageDecoder,
+    decoder: Decoder,
     head: BayesianSVM | None,
     images: Tensor,
     config: InferenceConfig,

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import Posterior, flat_code
-from semisight.model.image_model import batch_last
+from semisight.model.decoder import Decoder
+from semisight.model.posterior import Posterior, batch_last, flat_code
 from semisight.sampling.codes import LARGEST_BLOCK, CodePrior, draw_code
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.z_conditionals import draw_nearest_places, draw_places_above
@@ -59,7 +58,7 @@ def prior_latents(architecture: Architecture, count: int, generator: torch.Gener
     return Latents(s, tuple(places))
 
 
-def first_latents(decoder: ImageDecoder, count: int, generator: torch.Generator, start: Latents | None) -> Latents:
+def first_latents(decoder: Decoder, count: int, generator: torch.Generator, start: Latents | None) -> Latents:
     """Where a chain of `count` images begins: at its own copy of `start`, or where the prior draws it."""
     if start is None:
         return prior_latents(decoder.architecture, count, generator, decoder.log_alpha0)
@@ -101,7 +100,7 @@ class SweepOptions:
 
 @torch.no_grad()
 def sweep_latents(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     x: Tensor,
     latents: Latents,
     prior: CodePrior,
@@ -118,7 +117,7 @@ def sweep_latents(
 
 @torch.no_grad()
 def sweep_places(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     x: Tensor,
     latents: Latents,
     alpha0: Tensor,
@@ -166,7 +165,7 @@ def checked_images(images: Tensor, architecture: Architecture, like: Tensor) -> 
     return x
 
 
-def check_latents(latents: Latents, decoder: ImageDecoder, n_images: int) -> None:
+def check_latents(latents: Latents, decoder: Decoder, n_images: int) -> None:
     """Refuses latent variables that are not those of these images under this decoder."""
     architecture = decoder.architecture
     if len(latents) != n_images:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling import saving
 from semisight.sampling.beta_mode import maximise_beta
@@ -80,7 +80,7 @@ class MCEM(Chain):
 
     def __init__(
         self,
-        decoder: ImageDecoder,
+        decoder: Decoder,
         images: Tensor,
         config: MCEMConfig,
         labels: Tensor | None = None,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Tensor] | None]  # of decoder and head, as in their state_dict
@@ -28,7 +28,7 @@ class ParameterSamples:
         head = None if self.head is None else {name: values[which] for name, values in self.head.items()}
         return ParameterSamples({name: values[which] for name, values in self.decoder.items()}, head)
 
-    def load(self, number: int, decoder: ImageDecoder, head: BayesianSVM | None = None) -> None:
+    def load(self, number: int, decoder: Decoder, head: BayesianSVM | None = None) -> None:
         """Puts one of them into a decoder, and into a head where one is given."""
         decoder.load_state_dict({name: values[number] for name, values in self.decoder.items()})
         if head is None:
@@ -38,7 +38,7 @@ class ParameterSamples:
         head.load_state_dict({name: values[number] for name, values in self.head.items()})
 
 
-def snapshot(decoder: ImageDecoder, head: BayesianSVM | None) -> Snapshot:
+def snapshot(decoder: Decoder, head: BayesianSVM | None) -> Snapshot:
     return _copied(decoder), None if head is None else _copied(head)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.sampling.dictionaries import Batches, draw_nearest_dictionary
 from semisight.sampling.dictionaries_above import Solver, draw_dictionary_above, maximise_dictionary_above
 
@@ -42,7 +42,7 @@ class Priors:
             if not (math.isfinite(value) and value > 0):
                 raise UserError(f"the prior's {name} must be a positive number, not {value}")
 
-    def log_density(self, decoder: ImageDecoder) -> Tensor:
+    def log_density(self, decoder: Decoder) -> Tensor:
         """log p(D, bias, alpha0), up to a constant; of alpha0 itself, not its logarithm."""
         alpha0 = decoder.log_alpha0.exp()
         bias = (decoder.image_bias - self.bias_mean).square().sum()
@@ -53,7 +53,7 @@ class Priors:
 
 @torch.no_grad()
 def draw_parameters(
-    decoder: ImageDecoder, batches: Batches, priors: Priors, generator: torch.Generator, share_above: float = 1.0
+    decoder: Decoder, batches: Batches, priors: Priors, generator: torch.Generator, share_above: float = 1.0
 ) -> float:
     """Draws every parameter of the decoder in turn, in place; returns the mean square of the residual."""
     precision, alpha0 = priors.dictionary_precision, decoder.log_alpha0.exp()
@@ -65,7 +65,7 @@ def draw_parameters(
 
 
 @torch.no_grad()
-def maximise_parameters(decoder: ImageDecoder, batches: Batches, priors: Priors, solver: Solver) -> float:
+def maximise_parameters(decoder: Decoder, batches: Batches, priors: Priors, solver: Solver) -> float:
     """Moves every parameter to its maximiser given the others, in turn: an M-step in parts (ECM)."""
     precision, alpha0 = priors.dictionary_precision, decoder.log_alpha0.exp()
     decoder.dictionaries[0].copy_(draw_nearest_dictionary(decoder, batches, precision, alpha0, None))
@@ -75,9 +75,7 @@ def maximise_parameters(decoder: ImageDecoder, batches: Batches, priors: Priors,
     return _bias_and_alpha0(decoder, batches, priors, None)
 
 
-def _bias_and_alpha0(
-    decoder: ImageDecoder, batches: Batches, priors: Priors, generator: torch.Generator | None
-) -> float:
+def _bias_and_alpha0(decoder: Decoder, batches: Batches, priors: Priors, generator: torch.Generator | None) -> float:
     total, squares, weight = _residual_sums(decoder, batches)
     decoder.image_bias.copy_(draw_bias(total, weight, decoder.log_alpha0.double().exp(), priors, generator))
     bias = decoder.image_bias.double()
@@ -88,7 +86,7 @@ def _bias_and_alpha0(
     return float(squares / values)
 
 
-def _residual_sums(decoder: ImageDecoder, batches: Batches) -> tuple[Tensor, Tensor, Tensor]:
+def _residual_sums(decoder: Decoder, batches: Batches) -> tuple[Tensor, Tensor, Tensor]:
     """In float64: sum_n R_n [C, H, W, 1], sum_n ||R_n||^2, and the sum of the weights."""
     total = torch.zeros_like(decoder.image_bias, dtype=torch.float64)
     squares, count = torch.zeros_like(total[0, 0, 0, 0]), torch.zeros_like(total[0, 0, 0, 0])

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import ImageDecoder
-from semisight.model.encoders.paper import flat_code
+from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
+from semisight.model.posterior import flat_code
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
     Latents,
@@ -47,7 +47,7 @@ class MapConfig:
 
 
 def map_codes(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     images: Tensor,
     config: MapConfig,
     progress: Callable[[int, int], None] | None = None,
@@ -76,7 +76,7 @@ def map_codes(
 
 @torch.no_grad()
 def map_decisions(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     head: BayesianSVM | None,
     images: Tensor,
     config: MapConfig,
@@ -89,7 +89,7 @@ def map_decisions(
 
 
 def sampled_gradient(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     x: Tensor,
     latents: Latents,
     generator: torch.Generator,

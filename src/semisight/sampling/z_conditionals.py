@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.architecture import Layer
-from semisight.model.decoder import ImageDecoder
+from semisight.model.decoder import Decoder
 from semisight.model.ops.pooling import crop_same, pad_same, shifted_copies
 from semisight.sampling.decoder_matrix import block_patch, paint_down
 
@@ -124,7 +124,7 @@ def _overlaps(copies: Tensor, seen: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_places_above(
-    decoder: ImageDecoder,
+    decoder: Decoder,
     index: int,
     residual: Tensor,
     values: Tensor,

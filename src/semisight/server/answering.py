@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from semisight.model.encoders.paper import Noise, Posterior
-from semisight.model.image_model import batch_first, batch_last
+from semisight.model.posterior import Noise, Posterior, batch_first, batch_last
 from semisight.runs.pictures import Pixels, to_pixels
 from semisight.runs.run import Run
 from semisight.server.captions import Sentence, describer_of

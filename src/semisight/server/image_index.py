@@ -15,11 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from semisight.data.formats.pictures import Unreadable, read_header, read_pixels
-from semisight.data.image_set import ImageSet, random_order
+from semisight.data.image_set import ImageSet
 from semisight.data.label_table import Entry, name_key
 from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
-from semisight.runs.caption_sets import sets_of
+from semisight.random import Stream, random_order
+from semisight.runs.images import sets_of
 from semisight.runs.outputs import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run
@@ -28,7 +29,6 @@ from semisight.runs.settings import DataSettings
 MOST_ENCODED = 20_000  # images whose codes are kept; of more, so many drawn at random
 _BATCH = 200
 _SIDE = 800  # pixels of an image that is shown
-_STREAM = 14  # a stream of the seed of its own
 
 Progress = Callable[[int, int], None]
 
@@ -92,7 +92,7 @@ class Library:
 
     def sample(self, seed: int) -> list[tuple[int, Tensor]]:
         """(part, positions) of all images, or of as many as are encoded."""
-        chosen = random_order(len(self), seed, _STREAM)[:MOST_ENCODED].sort().values
+        chosen = random_order(len(self), seed, Stream.INDEXED)[:MOST_ENCODED].sort().values
         result, start = [], 0
         for number, part in enumerate(self.parts):
             result.append((number, chosen[(chosen >= start) & (chosen < start + len(part))] - start))

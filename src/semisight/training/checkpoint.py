@@ -3,11 +3,17 @@
 One file, because only then is replacing it atomic: after a kill, a full disk or a power cut there is the old
 checkpoint or the new one. No pickle: a checkpoint from a stranger can be opened.
 
-Tensors are named by part: `model:`, `averaged:`, `optimiser:`, `meter:`.
+Tensors are named by part:
+
+    model:            the image model, with the weights to use (the averaged ones, where there are any)
+    head.<target>:    the head of each target, likewise
+    training:         what only resuming needs: weights/, average/, optimiser/, meter/, state/
+
+Prediction reads the first two. Format 1, which had one part for the whole objective, is still read (old_format.py).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +23,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.files import atomic_path
+from semisight.files import atomic_path, check_seal, seal
+from semisight.training import old_format
+from semisight.untrusted import parse_json
 
 _HEADER = "semisight"  # the key of our JSON in the header
-FORMAT = 1
+FORMAT = 2
+TRAINING = "training"
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,11 @@ class Checkpoint:
     def part(self, name: str) -> Mapping[str, Tensor]:
         return self.tensors.get(name, {})
 
+    def training(self, name: str) -> dict[str, Tensor]:
+        """What resuming needs of one kind: weights, average, optimiser, meter or state."""
+        prefix = f"{name}/"
+        return {key.removeprefix(prefix): value for key, value in self.part(TRAINING).items() if key.startswith(prefix)}
+
 
 def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """Writes the whole file or leaves the old one as it was (a UserError says why)."""
@@ -42,27 +56,40 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         for name, value in tensors.items()
     }
     meta = {"format": FORMAT, **checkpoint.meta}
-    content = save(flat, metadata={_HEADER: json.dumps(meta, allow_nan=False)})
+    content = seal(save(flat, metadata={_HEADER: json.dumps(meta, allow_nan=False)}))
     # Written by Python and not by safetensors' own writer: a full disk is then an OSError, which atomic_path reports.
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
-def read_checkpoint(path: str | Path) -> Checkpoint:
-    """All of a checkpoint, on the CPU."""
+def read_checkpoint(path: str | Path, parts: Iterable[str] | None = None) -> Checkpoint:
+    """A checkpoint, on the CPU: all of it, or the named parts alone."""
     path = Path(path)
-    meta = read_meta(path)
+    meta, wanted = _header(path), None if parts is None else set(parts)
     tensors: dict[str, dict[str, Tensor]] = {}
+    old = meta.get("format") == old_format.FORMAT
+    check_seal(path, required=not old)
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 (not a dict)
             part, _, name = key.partition(":")
-            tensors.setdefault(part, {})[name] = file.get_tensor(key)
+            if wanted is None or part in wanted or old:
+                tensors.setdefault(part, {})[name] = file.get_tensor(key)
+    if old:
+        tensors = old_format.parts(tensors, meta)
+        meta = old_format.meta(meta)
     return Checkpoint(tensors, meta)
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
     """The JSON of a checkpoint's header, without reading its tensors."""
-    path = Path(path)
+    meta = _header(Path(path))
+    try:
+        return old_format.meta(meta) if meta["format"] == old_format.FORMAT else meta
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} does not say how its model is built (it lacks {error}).") from error
+
+
+def _header(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_HEADER)
@@ -72,23 +99,17 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a whole safetensors file ({error}); use another checkpoint.") from error
     if header is None:
         raise UserError(f"{path} is a safetensors file, but not one that semisight wrote.")
-    meta: dict[str, Any] = json.loads(header)
-    if meta.get("format") != FORMAT:
+    meta = parse_json(header, str(path))
+    if meta.get("format") not in (FORMAT, old_format.FORMAT):
         raise UserError(f"{path} has format {meta.get('format')}, this version of semisight reads {FORMAT}.")
     return meta
 
 
-def load_weights(objective: nn.Module, path: str | Path, *, averaged: bool = True) -> dict[str, Any]:
-    """Fills a module with a checkpoint's weights, the averaged ones where there are any; gives the header's JSON."""
-    checkpoint = read_checkpoint(path)
-    weights = dict(checkpoint.part("model"))
-    if averaged:
-        first_name: dict[int, str] = {}
-        for name, parameter in objective.named_parameters(remove_duplicate=False):
-            average = checkpoint.part("averaged").get(first_name.setdefault(id(parameter), name))
-            if average is not None:  # a shared parameter has one average and several names
-                weights[name] = average
-    load_state(objective, weights, path)
+def load_parts(parts: Mapping[str, nn.Module], path: str | Path) -> dict[str, Any]:
+    """Fills modules with the parts of a checkpoint of their names, with the weights to use; gives the header's JSON."""
+    checkpoint = read_checkpoint(path, parts)
+    for name, module in parts.items():
+        load_state(module, checkpoint.part(name), path)
     return dict(checkpoint.meta)
 
 

@@ -1,4 +1,4 @@
-"""Averaged weights: an exponential moving average of every parameter, used for validation and kept with the best.
+"""Averaged weights: an exponential moving average (EMA) of every parameter, used for validation and for prediction.
 
     average <- average + (1 - d) * (weight - average),   d = min(decay, (1 + n) / (10 + n)) after n updates
 
@@ -10,24 +10,29 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 
-class AveragedWeights:
+class EMA:
     """Keeps the averages beside the parameters; buffers are not averaged."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        self.decay = decay
-        self.updates = 0
-        self.names = list(parameters)
-        self._weights: list[Tensor] = list(parameters.values())
-        self._averages = [weight.detach().clone() for weight in self._weights]
+        self.decay, self.names = decay, list(parameters)
+        self._weights = nn.ParameterList(parameters.values())
 
-    @torch.no_grad()
+        def average(averages: list[Tensor], weights: list[Tensor], n: Tensor | int) -> None:
+            d = min(decay, int(n) / (9 + int(n)))  # torch has counted one more: the copy that it starts from
+            torch._foreach_lerp_(averages, weights, 1 - d)
+
+        self._averaged = AveragedModel(self._weights, multi_avg_fn=average)  # type: ignore[arg-type]
+        self._averaged.update_parameters(self._weights)
+
+    @property
+    def updates(self) -> int:
+        return int(self._averaged.n_averaged) - 1
+
     def update(self) -> None:
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        # one call for all parameters: a Python loop over them would cost as much as the optimiser
-        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)
-        self.updates += 1
+        self._averaged.update_parameters(self._weights)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -39,19 +44,14 @@ class AveragedWeights:
             self._exchange()
 
     def _exchange(self) -> None:
-        for i, weight in enumerate(self._weights):
-            weight.data, self._averages[i] = self._averages[i], weight.data
+        for weight, average in zip(self._weights, self._averaged.parameters(), strict=True):
+            weight.data, average.data = average.data, weight.data
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self._averages, strict=True))
+        return dict(zip(self.names, (average.data for average in self._averaged.parameters()), strict=True))
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], updates: int) -> None:
         for name, average in self.tensors().items():
             average.copy_(tensors[name])
-        self.updates = updates
-
-
-def in_place_of_weights(averages: AveragedWeights | None) -> contextlib.AbstractContextManager[None]:
-    """Inside, the model holds its averages, if it has any."""
-    return contextlib.nullcontext() if averages is None else averages.in_place()
+        self._averaged.n_averaged.fill_(updates + 1)

@@ -1,16 +1,19 @@
 """Everything that changes while training, and so everything a checkpoint must hold."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.training.checkpoint import Checkpoint, load_state
-from semisight.training.ema import AveragedWeights
+from semisight.objectives.step import Objective
+from semisight.training import old_format
+from semisight.training.checkpoint import TRAINING, Checkpoint, load_state
+from semisight.training.ema import EMA
 from semisight.training.logs import Meter
 from semisight.training.optimiser import load_optimiser, optimiser_tensors
 
@@ -43,32 +46,81 @@ class TrainerState:
 class LiveState:
     """The model, the optimiser, the averages and the counters of a run that is going on."""
 
-    objective: nn.Module
+    objective: Objective
     parameters: Mapping[str, nn.Parameter]
     optimiser: torch.optim.Optimizer
-    average: AveragedWeights | None
+    average: EMA | None
     meter: Meter = field(default_factory=Meter)
     counters: Counters = field(default_factory=Counters)
 
+    @property
+    def module(self) -> nn.Module:
+        assert isinstance(self.objective, nn.Module)
+        return self.objective
+
     def checkpoint(self, meta: Mapping[str, Any]) -> Checkpoint:
-        tensors = {
-            "model": self.objective.state_dict(),
-            "optimiser": optimiser_tensors(self.optimiser, self.parameters),
-            "meter": self.meter.tensors(),
+        """The weights to use by part, and in the part `training` what only resuming needs."""
+        with in_place(self.average):
+            tensors = {name: _copy(part.state_dict()) for name, part in self.objective.parts().items()}
+        of_parts = {id(value) for part in self.objective.parts().values() for value in _storages(part)}
+        every = self.module.state_dict(keep_vars=True)
+        training = {
+            **{f"state/{name}": value.detach() for name, value in every.items() if id(value) not in of_parts},
+            **{
+                f"optimiser/{name}": value for name, value in optimiser_tensors(self.optimiser, self.parameters).items()
+            },
+            **{f"meter/{name}": value for name, value in self.meter.tensors().items()},
         }
-        if self.average is not None:
-            tensors["averaged"] = self.average.tensors()
+        if self.average is not None:  # the parts hold the averages
+            training |= {f"weights/{name}": value.detach() for name, value in self.parameters.items()}
+            apart = {name for name, value in self.parameters.items() if id(value) not in of_parts}
+            training |= {f"average/{name}": value for name, value in self.average.tensors().items() if name in apart}
         updates = 0 if self.average is None else self.average.updates
-        return Checkpoint(tensors, {**meta, "counters": asdict(self.counters), "average_updates": updates})
+        counters = {"counters": asdict(self.counters), "average_updates": updates}
+        return Checkpoint({**tensors, TRAINING: training}, {**meta, **counters})
 
     def load(self, checkpoint: Checkpoint, path: Path) -> None:
         """Goes back to where the checkpoint was taken, to the last bit."""
-        load_state(self.objective, checkpoint.part("model"), path)
+        if checkpoint.meta.get("format") == old_format.FORMAT:
+            raise UserError(
+                f"{path} was written by an earlier version: it can be used, but not resumed. Train it anew."
+            )
+        for name, part in self.objective.parts().items():
+            load_state(part, checkpoint.part(name), path)
         try:
-            load_optimiser(self.optimiser, self.parameters, checkpoint.part("optimiser"))
             if self.average is not None:
-                self.average.load(checkpoint.part("averaged"), int(checkpoint.meta["average_updates"]))
+                averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+                averages |= checkpoint.training("average")  # of what is of no part
+                self.average.load(averages, int(checkpoint.meta["average_updates"]))
+                for name, value in checkpoint.training("weights").items():
+                    self.parameters[name].data.copy_(value)
+            self._load_state(checkpoint.training("state"))
+            load_optimiser(self.optimiser, self.parameters, checkpoint.training("optimiser"))
             self.counters = Counters(**checkpoint.meta["counters"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, RuntimeError) as error:
             raise UserError(f"{path} cannot be resumed from: it lacks {error}.") from error
-        self.meter.load(checkpoint.part("meter"), next(iter(self.parameters.values())).device)
+        self.meter.load(checkpoint.training("meter"), next(iter(self.parameters.values())).device)
+
+    @torch.no_grad()
+    def _load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Running means and the like. One that was empty at the start takes the size that it had grown to."""
+        own = self.module.state_dict(keep_vars=True)
+        for name, value in tensors.items():
+            if own[name].shape == value.shape:
+                own[name].data.copy_(value)
+            else:
+                *way, last = name.split(".")
+                setattr(self.module.get_submodule(".".join(way)), last, value.to(own[name].device))
+
+
+def in_place(average: EMA | None) -> contextlib.AbstractContextManager[None]:
+    """Inside, the model holds its averages, if it has any."""
+    return contextlib.nullcontext() if average is None else average.in_place()
+
+
+def _storages(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in tensors.items()}

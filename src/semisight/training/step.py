@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.objectives.step import TRAINING, Batch, Images, Objective, Plan, Rows, own_rows, reseed
+from semisight.objectives.step import Batch, Images, Objective, Plan, Rows, own_rows
+from semisight.random import Stream, reseed
 from semisight.training.config import TrainConfig
 from semisight.training.optimiser import clip, rate_at, set_rate
 from semisight.training.state import LiveState
@@ -43,9 +44,9 @@ class _Forward(nn.Module):
         self.objective = objective
 
     def forward(
-        self, images: Tensor, index: Tensor, labels: Tensor | None, generator: torch.Generator, *rows: int
+        self, images: Tensor, index: Tensor, generator: torch.Generator, *rows: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        step = self.objective(Batch(images, index, labels), generator, Rows(*rows))
+        step = self.objective(Batch(images, index), generator, Rows(*rows))
         return step.loss, step.terms
 
 
@@ -72,9 +73,9 @@ class Stepper:
             raise UserError(f"a batch of {len(index)} images cannot be shared by {processes} processes.")
         rows = own_rows(len(index), self.fabric.global_rank, processes)
         batch = load_batch(self.images, index[rows.start : rows.stop], self.fabric.device, self._dtype)
-        generator = reseed(self._generator, self.config.seed, TRAINING, step)
+        generator = reseed(self._generator, self.config.seed, Stream.TRAINING, step)
         place = (rows.start, rows.stop, rows.total)
-        loss, terms = self._forward(batch.images, batch.index, batch.labels, generator, *place)
+        loss, terms = self._forward(batch.images, batch.index, generator, *place)
         if processes > 1:
             loss = loss * (rows.count * processes / rows.total)  # DDP takes the plain mean over processes
         live.optimiser.zero_grad(set_to_none=True)

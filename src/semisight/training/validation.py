@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.objectives.step import VALIDATION, Batch, Images, Objective, Rows, reseed, sum_over_processes
+from semisight.objectives.step import Batch, Images, Objective, Rows, sum_over_processes
+from semisight.random import Stream, reseed
 
 
 class ValidationStopped(Exception):
@@ -19,9 +20,8 @@ class ValidationStopped(Exception):
 
 
 def load_batch(images: Images, index: Tensor, device: torch.device, dtype: torch.dtype) -> Batch:
-    """The images and labels at `index`, on the device."""
-    labels = None if images.labels is None else images.labels[index].to(device, non_blocking=True)
-    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index, labels)
+    """The images at `index`, on the device."""
+    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index)
 
 
 @torch.no_grad()
@@ -57,7 +57,9 @@ def validate(
             index = torch.arange(start, min(start + batch_size, len(images)))
             batch = load_batch(images, index, weight.device, weight.dtype)
             with autocast():
-                step = objective(batch, reseed(generator, seed, VALIDATION, number), Rows(0, len(index), len(index)))
+                step = objective(
+                    batch, reseed(generator, seed, Stream.VALIDATION, number), Rows(0, len(index), len(index))
+                )
             if number == 0:
                 names = tuple(step.terms)
                 sums = torch.zeros(len(names), dtype=torch.float64)

@@ -12,7 +12,7 @@ def read_digits() -> ImageSet:
 
     bunch = load_digits()
     images = np.rint(bunch.images * (255.0 / 16.0)).astype(np.uint8)[:, None]
-    return ImageSet(
+    return ImageSet.of(
         images=torch.from_numpy(images),
         names=tuple(f"digits/{i:05d}" for i in range(len(images))),
         labels=torch.from_numpy(bunch.target.astype(np.int64)),

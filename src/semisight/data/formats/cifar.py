@@ -84,7 +84,7 @@ def _join(files: list[Path], folder: Path, source: str) -> ImageSet:
     missing = 5 - len(files)
     if source == str(folder) and n_classes == 10 and files[0].name.startswith("data_batch_") and missing > 0:
         notes = (f"{len(files)} of the 5 training batches of CIFAR-10 are there; {missing} missing",)
-    return ImageSet(to_tensor(images), names, labels, class_names, source=source, notes=notes)
+    return ImageSet.of(to_tensor(images), names, labels, class_names, source=source, notes=notes)
 
 
 def _class_names(folder: Path, n_classes: int) -> tuple[str, ...]:

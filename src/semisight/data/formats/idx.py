@@ -99,7 +99,7 @@ def read_idx_images(path: Path, max_bytes: int | None = None) -> ImageSet:
         note = "no labels were found beside the images"
         return ImageSet(to_tensor(images), names, source=str(path), notes=(note,) if match else ())
     labels, class_names = check_labels(read_idx(beside, max_bytes), len(images), f"{beside} (labels of {path.name})")
-    return ImageSet(to_tensor(images), names, labels, class_names, source=str(path))
+    return ImageSet.of(to_tensor(images), names, labels, class_names, source=str(path))
 
 
 def _labels_beside(path: Path) -> Path | None:

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from semisight.data.formats.folders import UNLABELLED, Progress, read_folder
+from semisight.data.columns import CaptionColumn
+from semisight.data.formats.folders import Progress, class_of, read_folder
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 
@@ -77,7 +78,7 @@ def read_imagefolder(
         raise UserError(f"{path} has no parts: give the folder of the {part} images instead")
     entries = read_table(folder)
     labelled = any(entry.label is not None for entry in entries.values())
-    classes = {sub.name for sub in _below(folder)} - set(UNLABELLED)
+    classes = [sub for sub in _below(folder) if class_of(f"{sub.name}/") is not None]
     images = read_folder(
         folder,
         size=size,
@@ -120,7 +121,8 @@ def _with_entries(images: ImageSet, entries: Mapping[str, Entry], labelled: bool
         numbers = [-1 if entry.label is None else number[entry.label] for entry in found]
         images = images.with_labels(torch.tensor(numbers, dtype=torch.int64), names)
     captions = tuple(entry.captions for entry in found)
-    return dataclasses.replace(images, captions=captions if any(captions) else None, notes=tuple(notes))
+    images = dataclasses.replace(images, notes=tuple(notes))
+    return images.with_column(CaptionColumn(captions)) if any(captions) else images
 
 
 def class_order(names: set[str]) -> tuple[str, ...]:

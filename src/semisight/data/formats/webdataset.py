@@ -196,7 +196,7 @@ def _as_set(
     number = {name: c for c, name in enumerate(names)}
     labels = [-1 if sample.label is None else number[sample.label] for sample in samples]
     captions = tuple(tuple(sample.captions) for sample in samples)
-    return ImageSet(
+    return ImageSet.of(
         torch.from_numpy(pixels),
         tuple(printable(sample.image) for sample in samples),
         torch.tensor(labels, dtype=torch.int64) if names else None,

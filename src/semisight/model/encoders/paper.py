@@ -11,7 +11,6 @@ All maps have the batch as their last axis (see pooling.py).
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
 
@@ -20,87 +19,13 @@ from torch import Tensor, nn
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Nonlinearity
-from semisight.model.ops.places import Chosen, Drawn, PoolingWeights, pool_expected
+from semisight.model.ops.places import Chosen, PoolingWeights, pool_expected
 from semisight.model.ops.pooling import FAST, Operators, convolve_and_pool
+from semisight.model.posterior import Noise, Posterior
 
 Pooling = Literal["sampled", "expected", "max"]
-POOLINGS: tuple[Pooling, ...] = ("sampled", "expected", "max")
-
-
-@dataclass(frozen=True)
-class Noise:
-    """All random numbers of a draw from q(s, z | X): eps ~ N(0, 1) for s, one uniform number per block for z."""
-
-    eps: Tensor  # [K_L, h, w, B]
-    uniform: tuple[Tensor, ...]  # per pooled layer [K_l, h, w, B]; () for VAE-d
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """q(s, z | X) and one draw from it; batch last."""
-
-    mu: Tensor  # [K_L, h, w, B]
-    log_sigma: Tensor  # [K_L, h, w, B]
-    s: Tensor  # [K_L, h, w, B]
-    chosen: tuple[Chosen, ...]  # per pooled layer: z, its entropy and probability; empty for pooling="max"
-
-    @property
-    def z(self) -> tuple[Tensor, ...]:
-        """One-hot [P, K_l, h, w, B] per pooled layer."""
-        return tuple(chosen.z for chosen in self.chosen)
-
-    @property
-    def drawn(self) -> tuple[Tensor | Drawn, ...]:
-        """z as it was drawn, for the decoder: the same, with less to read."""
-        return tuple(chosen.drawn for chosen in self.chosen)
-
-    @property
-    def code(self) -> Tensor:
-        """The drawn s as heads read it, [B, J]."""
-        return flat_code(self.s)
-
-    @property
-    def mean(self) -> Tensor:
-        return flat_code(self.mu)
-
-    @property
-    def log_spread(self) -> Tensor:
-        return flat_code(self.log_sigma)
-
-    def places(self) -> tuple[Tensor, ...]:
-        """z as indices, [B, K_l, h, w] per pooled layer."""
-        return tuple(z.argmax(0).movedim(-1, 0) for z in self.z)
-
-
-def flat_code(maps: Tensor) -> Tensor:
-    """[K_L, h, w, B] -> [B, J]."""
-    return maps.flatten(0, 2).T
-
-
-def maps_of_code(code: Tensor, architecture: Architecture) -> Tensor:
-    """The inverse of `flat_code`: [B, J] -> [K_L, h, w, B]."""
-    return code.T.reshape(*architecture.code_shape, code.shape[0])
-
-
-def draw_noise(
-    architecture: Architecture,
-    batch: int,
-    generator: torch.Generator,
-    rows: slice | None = None,
-    dtype: torch.dtype = torch.float32,
-    places: bool = True,
-) -> Noise:
-    """Random numbers for `batch` images; with `rows`, those of a part of them; without `places`, none for z (VAE-d).
-
-    Several processes draw for the whole global batch and keep their rows: they then train what one process would.
-    """
-    rows = rows or slice(0, batch)
-    eps = torch.randn(*architecture.code_shape, batch, generator=generator, dtype=dtype)[..., rows]
-    uniform = []
-    for index in architecture.pooled_layers if places else ():
-        shape = (architecture.layers[index].maps, *architecture.shapes[index].pooled, batch)
-        uniform.append(torch.rand(shape, generator=generator, dtype=dtype)[..., rows])
-    return Noise(eps, tuple(uniform))
+# Whether z is drawn, and whether q(s | X) has an exact mean.
+POOLINGS: dict[Pooling, tuple[bool, bool]] = {"sampled": (True, False), "expected": (True, True), "max": (False, True)}
 
 
 def after_pooling(maps: Tensor, nonlinearity: Nonlinearity) -> Tensor:
@@ -173,7 +98,7 @@ class CodeMLP(nn.Module):
         return mu.view(maps.shape), log_sigma.view(maps.shape)
 
 
-class ImageEncoder(nn.Module):
+class PaperEncoder(nn.Module):
     """q(s, z | X); `X` comes as [C, H, W, B]."""
 
     centre: Tensor
@@ -194,7 +119,8 @@ class ImageEncoder(nn.Module):
         if not reach > 0:
             raise UserError(f"reach must be above 0, not {reach}")
         self.architecture, self.pooling, self.operators = architecture, pooling, operators
-        # The encoder looks at (X - centre) / scale; both come from the training images (ImageModel.start_from).
+        self.has_places, self.mean_is_exact, self.code_shape = *POOLINGS[pooling], architecture.code_shape
+        # The encoder looks at (X - centre) / scale; both come from the training images (start_from).
         self.register_buffer("centre", torch.zeros(*architecture.image_shape, 1))
         self.register_buffer("scale", torch.ones(()))
         self.filters, self.biases, self.pooling_mlps = nn.ParameterList(), nn.ParameterList(), nn.ModuleList()
@@ -203,7 +129,7 @@ class ImageEncoder(nn.Module):
             filters = torch.randn(layer.maps, shape.maps_below, layer.kernel, layer.kernel, generator=generator)
             self.filters.append(nn.Parameter(filters / math.sqrt(fan_in)))
             self.biases.append(nn.Parameter(torch.zeros(layer.maps, 1, 1, 1)))
-        if pooling != "max":
+        if self.has_places:
             for index in architecture.pooled_layers:
                 places = architecture.layers[index].pool ** 2
                 self.pooling_mlps.append(PoolingMLP(places, pooling_gain, reach, generator))
@@ -215,33 +141,34 @@ class ImageEncoder(nn.Module):
         chosen: list[Chosen] = []
         for index in self.architecture.pooled_layers:
             blocks = self._convolve(c, index)
-            if self.pooling == "max":
-                c = blocks.amax(0)
-            else:
-                weights, expected = cast(PoolingMLP, self.pooling_mlps[index]).weights(), self.pooling == "expected"
+            if self.has_places:
+                weights, expected = cast(PoolingMLP, self.pooling_mlps[index]).weights(), self.mean_is_exact
                 chosen.append(self.operators.choose(blocks, weights, noise.uniform[index], expected, through))
                 c = chosen[-1].pooled
+            else:
+                c = blocks.amax(0)
             c = after_pooling(c, self.architecture.nonlinearity)
         top = self._convolve(c, len(self.architecture.layers) - 1)[0]  # the top layer has one place
         mu, log_sigma = self.code_mlp(below_code(top, self.architecture.nonlinearity))
         s = mu + noise.eps * log_sigma.exp()  # (18)
         return Posterior(mu, log_sigma, s, tuple(chosen))
 
-    def means(self, x: Tensor) -> Tensor:
-        """mu alone, [K_L, h, w, B]."""
-        return self.moments(x)[0]
+    @torch.no_grad()
+    def start_from(self, mean: Tensor, variance: Tensor) -> None:
+        self.centre.copy_(mean)
+        self.scale.copy_(variance.sqrt())
 
     @torch.no_grad()
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """mu and log sigma, [K_L, h, w, B], for prediction where q(s | X) needs no drawn z: nothing is drawn."""
-        if self.pooling == "sampled":
+        if not self.mean_is_exact:
             raise UserError(
                 'with pooling="sampled" q(s | X) depends on the drawn z: encode the images with a generator'
             )
         c = (x - self.centre) / self.scale
         for index in self.architecture.pooled_layers:
             pool = partial(torch.amax, dim=0)
-            if self.pooling == "expected":
+            if self.has_places:
                 pool = partial(pool_expected, weights=cast(PoolingMLP, self.pooling_mlps[index]).weights())
             layer = self.architecture.layers[index]
             c = convolve_and_pool(c, self.filters[index], layer, self.biases[index], pool)

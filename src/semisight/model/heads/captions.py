@@ -47,7 +47,7 @@ class CaptionHead(nn.Module):
 
     def __init__(
         self,
-        n_codes_dim: int,
+        code_size: int,
         vocab_size: int,
         *,
         hidden_size: int = 512,
@@ -57,7 +57,7 @@ class CaptionHead(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if min(n_codes_dim, hidden_size, embedding_size) < 1 or vocab_size < 2:
+        if min(code_size, hidden_size, embedding_size) < 1 or vocab_size < 2:
             raise ValueError(
                 f"sizes must be positive and there must be a word beside the end, not {vocab_size} symbols"
             )
@@ -65,7 +65,7 @@ class CaptionHead(nn.Module):
             raise ValueError(f"the recurrent cell must be 'gru' or 'lstm', not {cell!r}")
         if start not in ("paper", "wide"):
             raise ValueError(f"weights start as in the paper or wide, not {start!r}")
-        self.code = nn.Linear(n_codes_dim, hidden_size)  # the paper's C
+        self.code = nn.Linear(code_size, hidden_size)  # the paper's C
         self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
         recurrent = nn.GRU if cell == "gru" else nn.LSTM
         self.recurrent: nn.GRU | nn.LSTM = recurrent(embedding_size, hidden_size)

@@ -58,16 +58,19 @@ class LabelHead(Protocol):
     def predict(self, codes: Tensor) -> Tensor:
         """[B, C]: decision values averaged over drawn codes [N_s, B, J], as in section 5.1."""
 
+    def probability_scale(self) -> Tensor:
+        """[C]: p(l | s) of the head itself is softmax(scale f), exactly or nearly."""
+
 
 class LinearScores(nn.Module):
     """Decision values beta's + bias and what q(s|X) = N(mu, sigma^2) makes of them; shared by both heads."""
 
-    def __init__(self, n_codes_dim: int, n_classes: int, bias: bool, generator: torch.Generator | None) -> None:
+    def __init__(self, code_size: int, n_classes: int, bias: bool, generator: torch.Generator | None) -> None:
         super().__init__()
-        if n_codes_dim < 1 or n_classes < 2:
-            raise ValueError(f"a label head needs codes and at least 2 classes, not {n_codes_dim} and {n_classes}")
+        if code_size < 1 or n_classes < 2:
+            raise ValueError(f"a label head needs codes and at least 2 classes, not {code_size} and {n_classes}")
         # Appendix B: weights uniform in [-0.01, 0.01], biases zero.
-        self.beta = nn.Parameter((torch.rand(n_codes_dim, n_classes, generator=generator) * 2 - 1) * 0.01)
+        self.beta = nn.Parameter((torch.rand(code_size, n_classes, generator=generator) * 2 - 1) * 0.01)
         self.bias = nn.Parameter(torch.zeros(n_classes)) if bias else None
 
     def forward(self, s: Tensor) -> Tensor:
@@ -113,7 +116,7 @@ class BayesianSVM(nn.Module):
 
     def __init__(
         self,
-        n_codes_dim: int,
+        code_size: int,
         n_classes: int,
         gamma: float | Sequence[float] = 1.0,
         bias: bool = True,
@@ -127,7 +130,7 @@ class BayesianSVM(nn.Module):
         gammas = torch.as_tensor(gamma, dtype=torch.get_default_dtype())
         if gammas.dim() > 1 or (gammas.dim() == 1 and len(gammas) != n_classes) or not bool((gammas > 0).all()):
             raise ValueError(f"gamma must be positive, one number or one per class ({n_classes}), not {gamma}")
-        self.scores = LinearScores(n_codes_dim, n_classes, bias, generator)
+        self.scores = LinearScores(code_size, n_classes, bias, generator)
         self.register_buffer("gamma", gammas.expand(n_classes).clone())
 
     @property
@@ -186,6 +189,10 @@ class BayesianSVM(nn.Module):
     def predict(self, codes: Tensor) -> Tensor:
         return self.scores(codes).mean(0)
 
+    def probability_scale(self) -> Tensor:
+        """exp(-2 gamma sum of hinges) is softmax(4 gamma f) for |f| < 1."""
+        return 4 * self.gamma
+
     @torch.no_grad()
     def gibbs_step(self, labels: Tensor, s: Tensor, generator: torch.Generator) -> Tensor:
         """Draw lambda given beta, then beta (and the bias) given lambda, and keep them; returns lambda [B, C]."""
@@ -203,10 +210,10 @@ class Softmax(nn.Module):
     """The softmax likelihood in the SVM's place (end of section 3.1): log p(l|s) = f_l - log sum_k exp f_k."""
 
     def __init__(
-        self, n_codes_dim: int, n_classes: int, bias: bool = True, generator: torch.Generator | None = None
+        self, code_size: int, n_classes: int, bias: bool = True, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        self.scores = LinearScores(n_codes_dim, n_classes, bias, generator)
+        self.scores = LinearScores(code_size, n_classes, bias, generator)
 
     @property
     def n_classes(self) -> int:
@@ -238,6 +245,9 @@ class Softmax(nn.Module):
 
     def predict(self, codes: Tensor) -> Tensor:
         return self.scores(codes).mean(0)
+
+    def probability_scale(self) -> Tensor:
+        return torch.ones(self.n_classes)
 
 
 def one_versus_all(labels: Tensor, n_classes: int) -> Tensor:

@@ -1,0 +1,99 @@
+"""Section 2.2 for whole sets of images: q(s | X), a batch at a time. The one place where a set of images is encoded.
+
+    mean_is_exact     one pass gives mu and sigma, and nothing is drawn
+    else              mu and sigma of `n_draws` draws of z; the mean over them is the mean of q(s | X)
+
+What a batch gets depends on the seed and its number alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semisight.model.image_model import ImageModel
+from semisight.objectives.step import Images
+from semisight.random import Stream, reseed
+
+N_DRAWS = 50  # of z, where q(s | X) depends on it
+BATCH = 250
+Progress = Callable[[int, int], None]  # images done, images in all
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """q(s | X) of B images as a mixture over S draws of z: mu and log sigma, [S, B, J]; S = 1 where it needs none."""
+
+    mu: Tensor
+    log_sigma: Tensor
+
+    def __len__(self) -> int:
+        return self.mu.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """[B, J]"""
+        return self.mu.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """[B, J]: the standard deviation of every number of the code."""
+        within = (2 * self.log_sigma).exp().mean(0)
+        return (within + self.mu.var(0, correction=0)).sqrt()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """[n, B, J]: draws of s. Those of z are taken in turn."""
+        eps = torch.randn(n, *self.mu.shape[1:], generator=generator).to(self.mu)
+        which = torch.arange(n) % len(self.mu)
+        return self.mu[which] + self.log_sigma[which].exp() * eps
+
+    def cpu(self) -> "Codes":
+        return Codes(self.mu.cpu(), self.log_sigma.cpu())
+
+
+@torch.no_grad()
+def encode(model: ImageModel, images: Tensor, generator: torch.Generator, n_draws: int = N_DRAWS) -> Codes:
+    """Images [B, C, H, W]; the same state of the generator gives the same codes."""
+    if model.encoder.mean_is_exact:
+        mean, log_spread = model.code_moments(images)
+        return Codes(mean[None], log_spread[None])
+    drawn = [model.encode(images, generator) for _ in range(n_draws)]
+    return Codes(torch.stack([one.mean for one in drawn]), torch.stack([one.log_spread for one in drawn]))
+
+
+def encode_set(
+    model: ImageModel,
+    images: Images,
+    *,
+    index: Tensor | None = None,
+    n_draws: int = N_DRAWS,
+    batch_size: int = BATCH,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Iterator[tuple[Tensor, Codes, torch.Generator]]:
+    """For the images of a set, or those at `index`: their places [B], their codes, and the batch's generator."""
+    index = torch.arange(len(images)) if index is None else index
+    was_training, generator, done = model.training, torch.Generator(), 0
+    model.eval()
+    try:
+        for number, part in enumerate(index.split(batch_size) if len(index) else ()):
+            batch = images.batch(part).to(model.decoder.log_alpha0)
+            reseed(generator, seed, Stream.VALIDATION, number)
+            yield part, encode(model, batch, generator, n_draws), generator
+            done += len(part)
+            if progress is not None:
+                progress(done, len(index))
+    finally:
+        model.train(was_training)
+
+
+def mean_codes(model: ImageModel, images: Images, *, index: Tensor | None = None, seed: int = 0) -> Tensor:
+    """The means of q(s | X), [N, J], on the CPU."""
+    parts = [codes.mean.cpu() for _, codes, _ in encode_set(model, images, index=index, seed=seed)]
+    return torch.cat(parts) if parts else torch.zeros(0, model.code_size)
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """Of a whole set, from its batches."""
+    return Codes(torch.cat([part.mu for part in parts], 1), torch.cat([part.log_sigma for part in parts], 1))

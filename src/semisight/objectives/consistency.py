@@ -1,0 +1,51 @@
+"""Beyond the paper: augmented images, and what those without a target contribute. Off in the paper's setting.
+
+Images are augmented (data/augment.py), and every target is learned on the strongly augmented views X':
+
+    gain       E_q(s|X') log p(target | s)                   for the images that carry it
+    pseudo     the same for pseudo-targets                   what the averaged model believes of the weakly augmented X
+    contrast   two views of one image have near codes        contrastive.py
+    spread     labels spread over a graph of all codes       label_spreading.py, once an epoch
+
+each with a weight in units of the target's own. `bound_images` of each batch, unaugmented, enter the bound.
+"""
+
+from dataclasses import dataclass, field
+
+from semisight.data.augment import Augment
+from semisight.errors import UserError
+from semisight.objectives.label_spreading import LabelSpreading
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """The weights of its parts; 0 turns one off.
+
+    Args:
+        pseudo_labels: weight of pseudo-targets, as much as of the given ones at 1.
+        contrastive: weight of the contrastive term between two views.
+        spreading: weight of spread labels.
+        augment: how images are augmented.
+        weak: strength of the augmentation under which the averaged model is asked.
+        strong: strength of the augmentation that is learned from.
+        bound_images: how many images of a batch enter the bound; 0 leaves the image model out, None takes all.
+        temperature: of the contrastive term.
+        spread: how labels spread.
+    """
+
+    pseudo_labels: float = 1.0
+    contrastive: float = 1.0
+    spreading: float = 1.0
+    augment: Augment = field(default_factory=Augment)
+    weak: float = 0.4
+    strong: float = 1.3
+    bound_images: int | None = 64
+    temperature: float = 0.2
+    spread: LabelSpreading = field(default_factory=LabelSpreading)
+
+    def __post_init__(self) -> None:
+        for name in ("pseudo_labels", "contrastive", "spreading", "weak", "strong"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UserError(f"{name} must be a number of at least 0, not {getattr(self, name)!r}.")
+        if self.bound_images is not None and self.bound_images < 0:
+            raise UserError(f"bound_images must be at least 0, not {self.bound_images!r}.")
