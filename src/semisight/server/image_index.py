@@ -142,7 +142,7 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
 
 @torch.no_grad()
 def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
-    generator, classifier = torch.Generator().manual_seed(0), run.classifier
+    generator = torch.Generator().manual_seed(0)
     names: list[str] = []
     codes, probabilities, learned = [], [], []
     total = min(len(library), MOST_ENCODED)
@@ -150,10 +150,10 @@ def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
         part = library.parts[number]
         named = torch.tensor([part.names[i] in library for i in positions.tolist()], dtype=torch.bool)
         for index in positions[named].split(_BATCH):
-            if classifier is None:
+            if not run.has("labels"):
                 codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
             else:
-                seen = see(run.model, classifier.head, part.subset(index), classifier.calibration.probabilities)
+                seen = see(run.model, run.labels.head, part.subset(index), run.labels.calibration.probabilities)
                 codes.append(seen.codes)
                 probabilities.append(seen.probabilities)
             names += [part.names[i] for i in index.tolist()]

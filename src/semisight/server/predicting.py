@@ -116,10 +116,10 @@ class Predicting:
     ) -> bytes:
         """schemas.PredictOut as JSON, without checking what we made ourselves."""
         service = self._service
-        classifier = service.run.classifier
+        run = service.run
         body = {
-            "run": str(service.run.folder.path),
-            "calibrated": classifier is not None and classifier.calibrated,
+            "run": str(run.folder.path),
+            "calibrated": run.has("labels") and run.labels.calibrated,
             "images": [
                 {
                     "name": name,

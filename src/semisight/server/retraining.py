@@ -168,7 +168,7 @@ def train_command(
         words += ["--size", str(height)]
     if data.limit is not None:
         words += ["--limit", str(data.limit)]
-    if (labels is None) == (run.classifier is None):  # with labels other settings are right than without
+    if (labels is None) != run.has("labels"):  # with labels other settings are right than without
         words += ["--config", str(run.folder.config)]
     if data.only_labelled and labels is not None:
         words += ["--only-labelled"]

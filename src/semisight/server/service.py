@@ -232,8 +232,7 @@ class Service:
 
     def classes(self) -> list[str]:
         """Those of the run, then those that only the table knows."""
-        classifier = self.run.classifier
-        known = dict.fromkeys(() if classifier is None else classifier.class_names)
+        known = dict.fromkeys(self.run.labels.class_names if self.run.has("labels") else ())
         if self._table is not None:
             known |= dict.fromkeys(sorted(self._table.counts().keys() - known.keys()))
         return list(known)
@@ -257,12 +256,11 @@ class Service:
         return [Suggestion(name, entries.get(name, Entry()), self._guesses(encoded, place[name])) for name in wanted]
 
     def _guesses(self, encoded: Encoded, place: int) -> tuple[tuple[str, float], ...]:
-        classifier = self.run.classifier
-        if classifier is None:
+        if not self.run.has("labels"):
             return ()
         row = encoded.seen.probabilities[place]
         best = row.topk(min(3, len(row)))
-        names = classifier.class_names
+        names = self.run.labels.class_names
         return tuple((names[c], round(p, 4)) for p, c in zip(best.values.tolist(), best.indices.tolist(), strict=True))
 
     def put(self, name: str, label: str | None, caption: str | None, who: str = "") -> Entry:
@@ -318,9 +316,9 @@ class Service:
         entries = self.entries()
         classes = {entry.label for entry in entries.values() if entry.label}
         said = bool(library.captions) or any(entry.caption for entry in entries.values())
-        has_captions = run.captioner is not None and said  # images of another folder may have none
+        has_captions = run.has("captions") and said  # images of another folder may have none
         if len(classes) < 2 and not has_captions:
-            or_captions = "" if run.captioner is None else ", or write captions"
+            or_captions = ", or write captions" if run.has("captions") else ""
             raise UserError(f"there is nothing to learn yet: label images of at least two classes{or_captions}.")
         labels = table.path if len(classes) > 1 else None
 

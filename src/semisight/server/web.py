@@ -267,7 +267,7 @@ def _add_problems(app: FastAPI) -> None:
 
 
 def _advice(run: Run) -> str:
-    believable = "" if run.classifier is None else run.classifier.believable()
+    believable = run.labels.believable() if run.has("labels") else ""
     return " ".join(part for part in (run.unfinished, believable) if part)
 
 
