@@ -10,7 +10,7 @@ RUN_EXTRAS := train,track
 DEV_EXTRAS := train,track,metrics,onnx,serve,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench pictures clean
+.PHONY: help demo test lint bench torture pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed-dev ## style, formatting and types
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks
+
+torture: $(VENV)/.installed-dev ## kills, full disks, mutated files, slow clients: what SECURITY.md promises, a quarter of an hour
+	@$(ONE_THREAD) $(BIN)/python -m benchmarks.torture --out results/torture.csv
 
 pictures: $(VENV)/.installed-dev ## make the README's pictures anew, from the demo
 	@$(BIN)/semisight demo --out semisight-demo
