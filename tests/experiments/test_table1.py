@@ -9,6 +9,7 @@ import torch
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.experiments import results, table1, table1_samplers, table1_sets
+from semisight.random import Stream
 
 DIGITS = "builtin:digits"
 
@@ -103,6 +104,6 @@ def test_no_image_is_in_two_parts() -> None:
     of = table1.sets(DIGITS, seed=1, smoke=True)
     names = [*of.train.names, *of.valid.names, *of.test.names]
     assert len(names) == len(set(names))
-    images, labels = table1.some(of.test, 20, 3, 17)
-    again, _ = table1.some(of.test, 20, 3, 17)
+    images, labels = table1.some(of.test, 20, 3, Stream.TABLE1_TESTS)
+    again, _ = table1.some(of.test, 20, 3, Stream.TABLE1_TESTS)
     assert torch.equal(images, again) and len(labels) == 20
