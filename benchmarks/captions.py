@@ -33,7 +33,7 @@ from benchmarks.figures import Figure, Goal
 from benchmarks.memory import MB, peak_bytes
 from benchmarks.timing import Rounds
 from semisight.cli.main import main
-from semisight.experiments.table3_sets import LAYERS
+from semisight.experiments.table3 import LAYERS
 from semisight.inference.beam_search import MAX_WORDS, beam_search
 from semisight.model.architecture import Layer
 from semisight.model.heads.captions import END, CaptionHead

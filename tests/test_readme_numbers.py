@@ -45,7 +45,7 @@ def test_the_image_model(pooling: str) -> None:
         ("as printed", "printed", 1),
         ("the same with the local gradient", "local", 1),
         ("this with deterministic pooling", "local-d", 1),
-        ("unlabelled images pull", "pull", 3),
+        ("unlabelled images pull", "consistency", 3),
     ],
 )
 def test_few_labels(beginning: str, row: str, seeds: int) -> None:
@@ -59,10 +59,10 @@ def test_other_numbers_of_labels_and_photographs() -> None:
     shown = re.search(r"With 60, 100 and 300 labels per class \([^)]*\): ([\d.]+), ([\d.]+) and ([\d.]+);", text)
     assert shown, "the README no longer says what comes of 60, 100 and 300 labels"
     for number, n in zip(shown.groups(), ("60", "100", "300"), strict=True):
-        assert same(number, value("table2", "pull", n, "error"))
+        assert same(number, value("table2", "consistency", n, "error"))
     shown = re.search(r"On CIFAR-10 with 4,000 labels, [^:]*: \*\*([\d.]+)\*\*, .* labels alone ([\d.]+) \(", text)
     assert shown, "the README no longer says what unlabelled images are worth on CIFAR-10"
-    for number, row in zip(shown.groups(), ("pull", "labelled-alone"), strict=True):
+    for number, row in zip(shown.groups(), ("consistency", "labelled-alone"), strict=True):
         assert same(number, value("table2", f"cifar-10/{row}", "400", "error"))
 
 

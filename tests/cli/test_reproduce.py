@@ -6,7 +6,8 @@ import pytest
 
 from semisight.errors import UserError
 from semisight.experiments import results
-from semisight.experiments.reproduce import EXPERIMENTS, Request, numbers, summary_text
+from semisight.experiments.reproduce import EXPERIMENTS, numbers, summary_text
+from semisight.experiments.table import Request
 from tests.cli.commands import ok, refused
 
 
@@ -26,7 +27,7 @@ def test_a_row_is_measured_once(tmp_path: Path) -> None:
 
 def test_means_and_spreads_over_splits() -> None:
     def row(seed: int, value: float, n: str = "10") -> results.Row:
-        return results.Row("table2", "pull", n, "error", seed, value, "1.49", 1.0, "abc", "a machine")
+        return results.Row("table2", "consistency", n, "error", seed, value, "1.49", 1.0, "abc", "a machine")
 
     ten, sixty = results.summaries([row(0, 1.0), row(0, 5.0, "60"), row(2, 3.0)])
     assert (ten.seeds, ten.mean, sixty.mean, sixty.spread) == ((0, 2), 2.0, 5.0, None)
@@ -44,7 +45,7 @@ def test_means_and_spreads_over_splits() -> None:
         (["table2", "--smoke", "--n", "ten"], "--n takes whole numbers"),
         (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
         (["table2"], "--data FOLDER"),
-        (["table2", "--compare", "pull,local"], "no results to compare at results/table2.csv"),
+        (["table2", "--compare", "consistency,local"], "no results to compare at results/table2.csv"),
         (["table2", "--data", "nowhere"], "there is nothing at nowhere"),
     ],
 )

@@ -7,12 +7,14 @@ import pytest
 
 from semisight.errors import UserError
 from semisight.experiments import image_model, results
+from semisight.experiments.table import Request
 
 
 def test_rows_are_trained_once_and_written_with_their_origin(tmp_path: Path) -> None:
     out = tmp_path / "image_model.csv"
     rows = ["local/expected", "nvil/sampled"]
-    added = image_model.run("builtin:digits", out, rows, smoke=True, progress=False)
+    request = Request("builtin:digits", out, rows, smoke=True, progress=False)
+    added = image_model.run(request)
     assert {row.row for row in added} == set(rows)
     read = results.read(out)
     assert [row.key for row in read] == [row.key for row in added]
@@ -23,12 +25,12 @@ def test_rows_are_trained_once_and_written_with_their_origin(tmp_path: Path) -> 
     values = {row.metric: row.value for row in read if row.row == "local/expected"}
     bound = values["reconstruction"] - values["kl_s"] - values["kl_z"]
     assert values["bound"] == pytest.approx(bound, rel=1e-3)
-    assert image_model.run("builtin:digits", out, rows, smoke=True, progress=False) == []
+    assert image_model.run(request) == [] and list(tmp_path.iterdir()) == [out]
 
 
 def test_an_unknown_row_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no row 'lokal/expected'"):
-        image_model.run("builtin:digits", tmp_path / "x.csv", ["lokal/expected"], smoke=True)
+        image_model.run(Request("builtin:digits", tmp_path / "x.csv", ["lokal/expected"], smoke=True))
 
 
 def test_a_row_measured_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
@@ -48,3 +50,13 @@ def test_another_file_is_not_taken_for_results(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a results file"):
         results.add(path, [])
     assert path.read_text() == "file,label\na.png,cat\n"
+
+
+def test_rows_of_former_names_count_as_those_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    line = ",{},10,error,0,1.5,,2.0,abc,cpu"
+    rows = ("pull", "cifar-10/pull", "pull-no-bound", "pulled")
+    path.write_text("\n".join([",".join(results.COLUMNS), *("table2" + line.format(row) for row in rows), ""]))
+    found = [row.row for row in results.read(path)]
+    assert found == ["consistency", "cifar-10/consistency", "consistency-no-bound", "pulled"]
+    assert results.has(path, "table2", "consistency", "10", ["error"], 0)

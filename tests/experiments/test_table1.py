@@ -1,6 +1,7 @@
 """Table 1 at smoke size: every kind of row runs, is written once, and a chain out of time goes on where it was."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,16 @@ import torch
 
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.experiments import results, table1, table1_samplers, table1_sets
+from semisight.experiments import label_rows, results, table1, table1_samplers
+from semisight.experiments.label_rows import Parts
+from semisight.experiments.table import Request
 from semisight.random import Stream
 
 DIGITS = "builtin:digits"
 
 
 def measured(out: Path, rows: list[str], minutes: float = 25.0) -> list[results.Row]:
-    return table1.run(DIGITS, out, rows, minutes=minutes, smoke=True, threads=1, progress=False)
+    return table1.run(Request(DIGITS, out, rows, minutes=minutes, smoke=True, progress=False))
 
 
 def test_every_kind_of_row_at_smoke_size(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_a_chain_out_of_time_goes_on_where_it_was(row: str, tmp_path: Path, caps
     expected = measured(whole, [row])
     assert measured(parts, [row], minutes=1e-9) == []
     assert "of" in capsys.readouterr().err
-    saved = tmp_path / "parts-unfinished" / f"smoke-{row}-0.safetensors"
+    saved = tmp_path / "parts-unfinished" / f"smoke-{row}-60-0.safetensors"
     assert saved.exists() and not parts.exists()
     got = measured(parts, [row])
     assert [(r.metric, r.value) for r in got if r.metric == "error"] == [
@@ -73,10 +76,9 @@ def test_a_saved_chain_of_other_images_is_refused(tmp_path: Path, monkeypatch: p
     assert measured(out, ["gibbs"], minutes=1e-9) == []
     original = table1.sets
 
-    def changed(data: str | Path, seed: int, smoke: bool = False) -> table1.Sets:
-        of = original(data, seed, smoke)
-        other = ImageSet.of(1 - of.train.images, of.train.names, of.train.labels, of.train.class_names)
-        return table1.Sets(of.name, other, of.valid, of.test)
+    def changed(data: str | Path, seed: int, smoke: bool = False) -> tuple[str, Parts]:
+        name, of = original(data, seed, smoke)
+        return name, replace(of, train=replace(of.train, images=255 - of.train.images))
 
     monkeypatch.setattr(table1, "sets", changed)
     with pytest.raises(UserError, match="other images or labels"):
@@ -89,19 +91,20 @@ def test_the_group_names_three_rows_and_mistakes_are_told(tmp_path: Path, monkey
     with pytest.raises(UserError, match="no row 'gibs' in Table 1"):
         measured(out, ["gibs"])
     with pytest.raises(UserError, match="measured on MNIST and CIFAR-10"):
-        table1.run(DIGITS, out, ["vae"])
+        table1.run(Request(DIGITS, out, ["vae"]))
     images = ImageSet.of(
         torch.zeros(30, 3, 32, 32), tuple(map(str, range(30))), torch.arange(30) % 10, tuple("abcdefghij")
     )
-    monkeypatch.setattr(table1_sets, "load", lambda data, part=None: images)
-    monkeypatch.setitem(table1_sets.N_VALID, "cifar-10", 5)
+    for module in (table1_samplers, label_rows):
+        monkeypatch.setattr(module, "load", lambda data, part=None: images)
+    monkeypatch.setitem(table1_samplers.N_VALID, "cifar-10", 5)
     with pytest.raises(UserError, match="supervised-mnist is measured on MNIST"):
-        table1.run("cifar", out, ["supervised-mnist"])
+        table1.run(Request("cifar", out, ["supervised-mnist"]))
     assert not out.exists()
 
 
 def test_no_image_is_in_two_parts() -> None:
-    of = table1.sets(DIGITS, seed=1, smoke=True)
+    _, of = table1.sets(DIGITS, seed=1, smoke=True)
     names = [*of.train.names, *of.valid.names, *of.test.names]
     assert len(names) == len(set(names))
     images, labels = table1.some(of.test, 20, 3, Stream.TABLE1_TESTS)

@@ -1,32 +1,57 @@
 """Table 2 at smoke size: every row runs, is written once, and keeps to the protocol."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from semisight.errors import UserError
-from semisight.experiments import results, table2
+from semisight.experiments import label_rows, results, table2
+from semisight.experiments.table import Request
+from semisight.experiments.table2 import sets
+from semisight.inference.validation import label_terms
 
 
 def test_every_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table2.csv"
-    rows = ["tsvm", "xi0-tsvm", "printed", "local-d", "pull", "labelled-alone"]
-    added = table2.run("builtin:digits", out, rows, n=(5,), smoke=True, threads=1, progress=False)
+    rows = ["tsvm", "xi0-tsvm", "printed", "local-d", "consistency", "labelled-alone"]
+    request = Request("builtin:digits", out, rows, n=(5,), smoke=True, progress=False)
+    added = table2.run(request)
     assert [row.key for row in results.read(out)] == [row.key for row in added]
-    assert {(row.row, row.metric) for row in added} == {
-        ("tsvm", "error"),
-        ("xi0-tsvm", "error"),
-        ("printed", "error"),
-        ("printed", "error_stopped"),
-        ("local-d", "error"),
-        ("local-d", "error_stopped"),
-        ("pull", "error"),
-        ("pull", "error_stopped"),
-        ("labelled-alone", "error"),
-        ("labelled-alone", "error_stopped"),
-    }
+    learned = {(row, metric) for row in rows[2:] for metric in ("error", "error_stopped")}
+    assert {(row.row, row.metric) for row in added} == {("tsvm", "error"), ("xi0-tsvm", "error"), *learned}
     assert all(0 <= row.value <= 100 and row.N == "5" for row in added)
-    assert table2.run("builtin:digits", out, rows, n=(5,), smoke=True, threads=1, progress=False) == []
+    assert table2.run(request) == [] and list(tmp_path.iterdir()) == [out]
+    assert table2.run(replace(request, rows=["pull"])) == []  # as it was called
+
+
+def test_a_row_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends as if it had not been stopped, and its minutes count from the start."""
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    monkeypatch.setitem(table2.SETTINGS, "local-d", replace(table2.SETTINGS["local-d"], epochs=3))
+
+    def measured(out: Path) -> dict[str, float]:
+        row = Request("builtin:digits", out, ["local-d"], n=(5,), progress=False)
+        return {row.metric: row.value for row in table2.run(row)}
+
+    monkeypatch.setattr(table2, "sets", lambda data, n, number, smoke: sets(data, n, number, smoke=True))
+    expected = measured(whole)
+    epochs = []
+
+    def stopping(*arguments: Any) -> dict[str, float]:
+        epochs.append(1)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+        return label_terms(*arguments)
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(label_rows, "label_terms", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            measured(parts)
+    assert not parts.exists() and (tmp_path / "parts-unfinished").is_dir()
+    assert measured(parts) == expected
+    assert not (tmp_path / "parts-unfinished").exists()
 
 
 def test_the_protocol_keeps_n_labels_per_class_and_no_image_twice() -> None:
@@ -43,4 +68,4 @@ def test_the_protocol_keeps_n_labels_per_class_and_no_image_twice() -> None:
 
 def test_an_unknown_row(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no row 'pul' in Table 2"):
-        table2.run("builtin:digits", tmp_path / "x.csv", ["pul"], smoke=True)
+        table2.run(Request("builtin:digits", tmp_path / "x.csv", ["pul"], smoke=True))

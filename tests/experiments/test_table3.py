@@ -10,8 +10,9 @@ from PIL import Image
 
 from semisight.data.builtin.scenes import read_scenes
 from semisight.errors import UserError
-from semisight.experiments import results, table3, table3_sets
-from semisight.experiments.reproduce import Request, reproduce
+from semisight.experiments import results, table3
+from semisight.experiments.reproduce import reproduce
+from semisight.experiments.table import Request
 from semisight.training.trainer import Fitted
 
 
@@ -50,19 +51,20 @@ def test_every_row_of_scenes_at_smoke_size(tmp_path: Path) -> None:
 
 def test_flickr8k_s_layout_its_splits_and_its_cache(flickr: Path, tmp_path: Path) -> None:
     out, cache = tmp_path / "table3.csv", tmp_path / "cache"
-    of = table3_sets.sets(flickr, 64, 0, smoke=True, cache=cache)
+    of = table3.sets(flickr, 64, 0, smoke=True, cache=cache)
     assert (len(of.train), len(of.pick), len(of.report)) == (23, 7, 10)
     assert set(of.report.names) == {f"{i}.jpg" for i in range(30, 40)}
     assert len({*of.train.names, *of.pick.names}) == 30
-    assert all(captions is not None and len(captions) == 2 for captions in table3_sets.captions_of(of.train))
-    other = table3_sets.sets(flickr, 64, 1, smoke=True, cache=cache)
+    assert all(captions is not None and len(captions) == 2 for captions in table3.captions_of(of.train))
+    other = table3.sets(flickr, 64, 1, smoke=True, cache=cache)
     assert other.report.names == of.report.names and other.pick.names != of.pick.names
 
     rows = ["64/nearest", "128/joint"]
-    added = table3.run(flickr, out, rows, smoke=True, threads=1, progress=False, cache=cache)
+    request = Request(flickr, out, rows, smoke=True, progress=False, cache=cache)
+    added = table3.run(request)
     assert {row.row for row in added} == {"flickr8k/64/nearest", "flickr8k/128/joint"}
     assert {row.metric: row.paper for row in added if row.row.endswith("joint")}["perplexity"] == "15.24"
-    assert table3.run(flickr, out, rows, smoke=True, threads=1, progress=False, cache=cache) == []
+    assert table3.run(request) == []
 
 
 def test_rows_with_the_same_images_share_their_image_model(
@@ -79,7 +81,7 @@ def test_rows_with_the_same_images_share_their_image_model(
     monkeypatch.setattr(table3, "Trainer", Counted)
 
     def values(out: str, *rows: str) -> dict[tuple[str, str], float]:
-        added = table3.run(flickr, tmp_path / out, rows, smoke=True, threads=1, progress=False, cache=cache)
+        added = table3.run(Request(flickr, tmp_path / out, rows, smoke=True, progress=False, cache=cache))
         return {(row.row, row.metric): row.value for row in added}
 
     together = values("a.csv", "64/two-step", "64/joint")
@@ -89,20 +91,18 @@ def test_rows_with_the_same_images_share_their_image_model(
 
 
 def test_rows_that_say_what_the_distance_is_due_to(flickr: Path, tmp_path: Path) -> None:
-    of = table3_sets.sets(flickr, 64, 0, smoke=True, cache=tmp_path / "cache")
-    blind = table3_sets.varied("blind", of)
+    of = table3.sets(flickr, 64, 0, smoke=True, cache=tmp_path / "cache")
+    blind = table3.varied("blind", of)
     everywhere = torch.cat([images.batch(torch.arange(len(images))) for images in (blind.train, blind.report)])
     assert torch.equal(everywhere, of.train.mean_image().expand_as(everywhere))
     assert blind.train.captions == of.train.captions and blind.report.captions == of.report.captions
-    assert table3_sets.varied("joint-half-steps", of).setting.steps == of.setting.steps // 2
-    smaller = table3_sets.varied("joint-half-model", of)
-    assert [layer.maps for layer in smaller.layers] == [3, 4] and smaller.setting.captions.hidden_size == 4
-    assert table3_sets.varied("joint", of) == of
+    assert table3.varied("joint-half-steps", of).row.steps == of.row.steps // 2
+    smaller = table3.varied("joint-half-model", of)
+    assert [layer.maps for layer in smaller.layers] == [3, 4] and smaller.row.hidden == 4
+    assert table3.varied("joint", of) == of
 
     rows = ["64/joint", *(f"64/{kind}" for kind in ("blind", *table3.HALVED))]
-    added = table3.run(
-        flickr, tmp_path / "a.csv", rows, smoke=True, threads=1, progress=False, cache=tmp_path / "cache"
-    )
+    added = table3.run(Request(flickr, tmp_path / "a.csv", rows, smoke=True, progress=False, cache=tmp_path / "cache"))
     perplexities = [row.value for row in added if row.metric == "perplexity"]
     assert len(set(perplexities)) == 4 and all(math.isfinite(value) for value in perplexities)
     assert not list(tmp_path.glob("*-unfinished"))
@@ -111,7 +111,8 @@ def test_rows_that_say_what_the_distance_is_due_to(flickr: Path, tmp_path: Path)
 def test_the_image_model_of_a_row_that_was_stopped_is_kept(flickr: Path, tmp_path: Path) -> None:
     kept = tmp_path / "a-unfinished" / "flickr8k-64-550-0-2000-96"
     kept.mkdir(parents=True)
-    table3.run(flickr, tmp_path / "a.csv", ["64/two-step"], smoke=True, threads=1, progress=False, cache=tmp_path / "c")
+    rows = ["64/two-step"]
+    table3.run(Request(flickr, tmp_path / "a.csv", rows, smoke=True, progress=False, cache=tmp_path / "c"))
     assert list((tmp_path / "a-unfinished").iterdir()) == [kept]
 
 
@@ -125,14 +126,14 @@ def test_the_baselines_that_do_not_learn() -> None:
 
 
 def test_full_size_fits_its_architectures() -> None:
-    for size, layers in table3_sets.LAYERS.items():
+    for size, layers in table3.LAYERS.items():
         assert table3.Architecture((3, size, size), layers).code_shape == (96, 4, 4)
-    for size, layers in table3_sets.SCENE_LAYERS.items():
+    for size, layers in table3.SCENE_LAYERS.items():
         assert table3.Architecture((3, size, size), layers).code_shape == (192, 1, 1)
 
 
 def test_unknown_rows_and_data(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no row 'joint' in Table 3"):
-        table3.run("builtin:scenes", tmp_path / "x.csv", ["joint"], smoke=True)
+        table3.run(Request("builtin:scenes", tmp_path / "x.csv", ["joint"], smoke=True))
     with pytest.raises(UserError, match="not on builtin:digits"):
-        table3.run("builtin:digits", tmp_path / "x.csv", ["64/joint"], smoke=True)
+        table3.run(Request("builtin:digits", tmp_path / "x.csv", ["64/joint"], smoke=True))

@@ -38,13 +38,14 @@ def reproduce(
 
     Example:
 
-        semisight reproduce table2 --data mnist/ --rows pull,local --n 10,60 --splits 0,1
+        semisight reproduce table2 --data mnist/ --rows consistency,local --n 10,60 --splits 0,1
 
         semisight reproduce table1 --compare mnist/vae,mnist/vae-d
     """
-    from semisight.experiments.reproduce import Request, compared, numbers, summary_text
+    from semisight.experiments.reproduce import compared, numbers, summary_text
     from semisight.experiments.reproduce import reproduce as measure
     from semisight.experiments.results import read, summaries
+    from semisight.experiments.table import Request
 
     prepare_process()
     wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()

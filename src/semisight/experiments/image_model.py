@@ -7,90 +7,42 @@ MNIST preset, 50,000 training and 10,000 validation images, 10 epochs of the pap
 Expect local >= straight-through > nvil, whose q(z) stays nearly uniform (a KL of z of a few nats).
 """
 
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from semisight.data import load
-from semisight.data.image_set import ImageSet, split
-from semisight.errors import UserError
+from semisight.data.image_set import split
 from semisight.experiments import results
-from semisight.model.architecture import suggest_architecture
-from semisight.model.encoders.paper import Pooling
-from semisight.model.image_model import ImageModel
-from semisight.objectives.gradients import EstimatorName
-from semisight.objectives.image_objective import ImageObjective
-from semisight.training.config import TrainConfig
+from semisight.experiments.label_rows import LabelRow, image_model
+from semisight.experiments.table import Cell, Measured, Request, fill, fit
+from semisight.objectives.gradients import GradientName, gradient_named
+from semisight.objectives.joint import Joint
 from semisight.training.trainer import Trainer
 
 TABLE = "image_model"
 METRICS = ("bound", "reconstruction", "kl_s", "kl_z", "alpha0")
-GRADIENTS: tuple[EstimatorName, ...] = ("nvil", "straight-through", "local")
-POOLINGS: tuple[Pooling, ...] = ("sampled", "expected")
-ROWS = tuple(f"{gradient}/{pooling}" for gradient in GRADIENTS for pooling in POOLINGS)
+SETTINGS = {
+    f"{gradient}/{pooling}": LabelRow(gradient=gradient, pooling=pooling, epochs=10)
+    for gradient in get_args(GradientName)
+    for pooling in ("sampled", "expected")
+}
+ROWS = tuple(SETTINGS)
 
 
-@dataclass(frozen=True)
-class Size:
-    valid: int
-    epochs: int
-    train: int | None = None  # all
+def run(request: Request) -> list[results.Row]:
+    """Trains every row that the results file does not hold yet and adds it there; returns what it added."""
+    cells = [Cell(row, seed, METRICS) for seed in request.splits for row in request.chosen(ROWS, "this experiment")]
+    return fill(TABLE, request, cells, lambda cell, place: measure(cell, place, request))
 
 
-FULL = Size(valid=10_000, epochs=10)
-SMOKE = Size(valid=100, epochs=1, train=200)
-
-
-def run(
-    data: str | Path,
-    out: Path,
-    rows: Sequence[str] = ROWS,
-    seed: int = 0,
-    smoke: bool = False,
-    threads: int = 1,
-    progress: bool = True,
-) -> list[results.Row]:
-    """Trains every row that `out` does not hold yet and adds it there; returns what it added."""
-    unknown = [row for row in rows if row not in ROWS]
-    if unknown:
-        raise UserError(f"no row {unknown[0]!r} in this experiment. There are: {', '.join(ROWS)}")
-    size = SMOKE if smoke else FULL
-    train, valid = split(load(data), size.valid, seed)
-    if size.train is not None:
-        train = train.subset(list(range(min(size.train, len(train)))))
-    added = []
-    for row in rows:
-        if not results.has(out, TABLE, row, "", METRICS, seed):
-            new = _train_row(row, train, valid, size, seed, threads, progress)
-            results.add(out, new)
-            added += new
-    return added
-
-
-def _train_row(
-    row: str, train: ImageSet, valid: ImageSet, size: Size, seed: int, threads: int, progress: bool
-) -> list[results.Row]:
-    gradient, pooling = row.rsplit("/", 1)
-    model = ImageModel.of(suggest_architecture(train.shape), pooling, seed)  # type: ignore[arg-type]
-    model.start_from(train.batch(torch.arange(min(len(train), 5000))))
-    objective = ImageObjective(model, gradient, seed=seed)  # type: ignore[arg-type]
-    config = TrainConfig(
-        seed=seed,
-        max_epochs=size.epochs,
-        patience=None,
-        validation_batch_size=500,
-        threads=threads,
-        keep_memory=True,
-        progress=progress,
-        tensorboard=False,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        fitted = Trainer(objective, train, folder, config=config, valid=valid).fit(overwrite=True)
-    origin = {"minutes": fitted.seconds / 60, "commit": results.commit(), "hardware": results.hardware(threads)}
-    return [
-        results.Row(TABLE, row, "", metric, seed, float(fitted.validation[metric]), "", **origin)  # type: ignore[arg-type]
-        for metric in METRICS
-    ]
+def measure(cell: Cell, place: Path, request: Request) -> Measured:
+    row = SETTINGS[cell.row]
+    train, valid = split(load(request.source()), 100 if request.smoke else 10_000, cell.seed)
+    if request.smoke:
+        train = train.subset(torch.arange(200))
+    joint = Joint(image_model(row, train, cell.seed), gradient=gradient_named(row.gradient, cell.seed))
+    config = row.training(request, cell.seed, max_minutes=None)
+    fitted, before = fit(Trainer(joint, train, place, config=config, valid=valid, about={"row": cell.row}))
+    return Measured({metric: float(fitted.validation[metric]) for metric in METRICS}, before)

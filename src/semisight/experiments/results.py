@@ -36,6 +36,8 @@ class Row:
         return (self.table, self.row, self.N, self.metric, self.seed)
 
 
+# Rows that had another name when some files were written.
+RENAMED = {"pull": "consistency", "pull-no-bound": "consistency-no-bound"}
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
 
@@ -52,9 +54,11 @@ def read(path: str | Path) -> list[Row]:
 
 
 def _parse(values: dict[str, str]) -> Row:
+    *of_set, name = values["row"].split("/")
     return Row(
         **{
             **values,
+            "row": "/".join([*of_set, RENAMED.get(name, name)]),
             "seed": int(values["seed"]),
             "value": float(values["value"]),
             "minutes": float(values["minutes"]),

@@ -1,4 +1,4 @@
-"""Section 5.1, Table 1: all labels; test error in percent and milliseconds per test image.
+"""Section 5.1, Table 1: all labels; test error in percent and milliseconds per image.
 
     semisight reproduce table1 --data MNIST --rows gibbs,mcem,vae-d,vae --minutes 100     the table, 100 minutes in all
     semisight reproduce table1 --data MNIST --rows vae-d,vae --splits 0,1,2               12 minutes a seed
@@ -28,8 +28,8 @@ on validation images: it tells models apart that err on as many images.
     vae-d-same-xi      vae-d with the xi of vae: nothing but pooling and
                        unpooling differs
     vae-ours           maps normalised and ReLU after pooling (MNIST: one
-                       layer more), a thousand times the paper's xi, moved
-                       images, softmax
+                       layer more), a thousand times the paper's xi,
+                       augmented images, softmax
     vae-d-ours         the same with deterministic pooling and unpooling
     vae-printed        as printed: nvil, sampled pooling, the paper's xi
     vae-local          the same with the local gradient and expected pooling
@@ -44,55 +44,48 @@ on validation images: it tells models apart that err on as many images.
 
 The samplers are in table1_samplers.py, which says on how many images and how long they run.
 
-Times are of the processor, not of the clock: other work on the machine does not count. `times_vae` is how many times
+Times are of the processor, not of the clock, and of validation images (samplers: test images): other work on the
+machine does not count. `times_vae` is how many times
 that of an encoder of the same architecture, the paper's, a sampler takes, both measured in the one run.
 """
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from semisight.errors import UserError
 from semisight.experiments import results
-from semisight.experiments.chains import Unfinished
-from semisight.experiments.limits import Limits
+from semisight.experiments.label_rows import LabelRow, Parts, compose, image_model, labels_of, train
+from semisight.experiments.table import Cell, Measured, Request, fill
 from semisight.experiments.table1_samplers import (
     EM,
     EM_LONGER,
+    ERROR,
     GIBBS,
+    MS,
     label_head,
     learn_without_labels,
     measure_gibbs,
     measure_mcem,
+    milliseconds,
+    sets,
+    some,
 )
-from semisight.experiments.table1_sets import ERROR, MS, Sets, milliseconds, sets, some
-from semisight.experiments.unfinished import forget, unfinished
-from semisight.inference.labels import in_batches
+from semisight.inference.encode import mean_codes
+from semisight.inference.validation import decision_values
 from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
 from semisight.metrics.classification import error_rate
-from semisight.model.architecture import Nonlinearity, suggest_architecture
 from semisight.model.encoders.paper import Pooling
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
-from semisight.objectives.gradients import EstimatorName
-from semisight.objectives.image_objective import ImageObjective
-from semisight.objectives.label_objective import LabelObjective
+from semisight.objectives.consistency import Consistency
+from semisight.objectives.targets import Xi
 from semisight.random import Stream
-from semisight.runs.label_training import (
-    LabelSettings,
-    build_label_objective,
-    label_plan,
-    label_validator,
-)
 from semisight.sampling.beta_mode import maximise_beta
-from semisight.training.checkpoint import load_weights
-from semisight.training.config import Schedule
 from semisight.training.devices import use_threads
-from semisight.training.progress import ProgressBar
-from semisight.training.trainer import Trainer
 
 TABLE = "table1"
 VALID_ERROR, NATS = "valid_error", "nats"
@@ -106,62 +99,48 @@ PAPER: Mapping[str, Mapping[str, tuple[str, str]]] = {
     **{row: _VAE_D for row in ("vae-d", "vae-d-same-xi", "vae-d-bound", "vae-d-ours", "vae-d-local")},
 }
 
-
-@dataclass(frozen=True)
-class Learned:
-    """How an encoder is trained; the first rows are the paper's settings up to gradient and pooling."""
-
-    labels: LabelSettings
-    gradient: EstimatorName = "local"
-    pooling: Pooling = "expected"
-    reach: float = 1.0  # of the places' MLP at its start
-    nonlinearity: Nonlinearity = "none"
-    batch_size: int = 64
-    learning_rate: float = 2e-4
-    rates: Mapping[str, float] = field(default_factory=dict)  # by data set, where it is another
-    schedule: Schedule = "constant"
-    average: float | None = None
-    epochs: Mapping[str, int] | None = None  # by data set; None as long as there is time
-    move_strength: Mapping[str, float] = field(default_factory=dict)  # by data set, where it is not as usual
-
-
 FAR = 10 / 3  # at which large values are told apart, as max-pooling does
-PRINTED = Learned(LabelSettings(pull=False), gradient="nvil", pooling="sampled")
-EPOCHS = {"mnist": 10, "cifar-10": 5, "smoke": 1}  # as many with places to choose as without
-LOCAL = replace(PRINTED, gradient="local", pooling="expected", epochs=EPOCHS)
-OURS = Learned(
-    # Moved images, but no unlabelled ones that could pull.
-    LabelSettings(head="softmax", xi="hundredfold", agreement=0.0, latent=0.0, confident=0.0, bound_images=32),
+PRINTED = LabelRow(epochs=None)
+# as many epochs with places to choose as without
+LOCAL = LabelRow(gradient="local", pooling="expected", epochs=10, on_set={"cifar-10": {"epochs": 5}})
+AUGMENTED = Consistency(pseudo_labels=0, contrastive=0, spreading=0, bound_images=32)  # every image has its label
+OURS = LabelRow(
+    gradient="local",
+    pooling="expected",
     nonlinearity="norm-relu",
+    softmax=True,
+    xi=Xi(times=1000),
     batch_size=128,
+    consistency=AUGMENTED,
     learning_rate=2e-3,
     schedule="cosine",
     average=0.999,
-    epochs={"mnist": 20, "cifar-10": 5, "smoke": 1},
-    move_strength={"mnist": 0.8},  # further, and not even the training images are learned (docs/experiments.md)
+    epochs=20,
+    # augmented more, and not even the training images are learned (docs/experiments.md)
+    on_set={"mnist": {"consistency": replace(AUGMENTED, strong=0.8)}, "cifar-10": {"epochs": 5}},
 )
 # Twice the epochs of LOCAL and ten times its rate: the training error is then well below that on new images. Each has
-# the xi that suits it on validation images, of the paper's and 10 and 100 times that (docs/experiments.md).
+# the xi that suits it on validation images, of the paper's and 10 and 100 times that. On CIFAR-10, with a higher rate,
+# three layers without a nonlinearity do not learn (docs/experiments.md).
 PAPERS = replace(
     LOCAL,
-    labels=LabelSettings(pull=False, xi="pixels"),
+    xi=Xi(times=10),
     reach=FAR,
     learning_rate=2e-3,
     schedule="cosine",
     average=0.999,
-    epochs={"mnist": 20, "cifar-10": 5, "smoke": 1},
-    rates={"cifar-10": 5e-4},  # with more, three layers without a nonlinearity do not learn (docs/experiments.md)
+    epochs=20,
+    on_set={"cifar-10": {"epochs": 5, "learning_rate": 5e-4}},
 )
 NEAR = replace(PAPERS, reach=1.0)
-PAPERS_D = replace(PAPERS, pooling="max", rates={"cifar-10": 2e-4})
-BOUND = LabelSettings(pull=False, xi=1.0)
+PAPERS_D = replace(PAPERS, pooling="max", on_set={"cifar-10": {"epochs": 5, "learning_rate": 2e-4}})
 LEARNED = {
-    "vae-d": replace(PAPERS_D, labels=replace(PAPERS.labels, xi="tenfold")),
+    "vae-d": replace(PAPERS_D, xi=Xi(times=100)),
     "vae": PAPERS,
     "vae-d-same-xi": PAPERS_D,
     "vae-near": NEAR,
-    "vae-d-bound": replace(PAPERS_D, labels=BOUND),
-    "vae-bound": replace(NEAR, labels=BOUND),
+    "vae-d-bound": replace(PAPERS_D, xi=Xi(1.0)),
+    "vae-bound": replace(NEAR, xi=Xi(1.0)),
     "vae-d-ours": replace(OURS, pooling="max"),
     "vae-ours": OURS,
     "vae-printed": PRINTED,
@@ -174,132 +153,70 @@ TWO_STEP_EPOCHS = {"mnist": 10, "cifar-10": 3, "smoke": 1}
 ROWS = ("gibbs", *MAXIMISED, *LEARNED, *TWO_STEP)
 
 
-def run(
-    data: str | Path,
-    out: Path,
-    rows: Sequence[str] = ROWS,
-    seeds: Sequence[int] = (0,),
-    minutes: float = 25.0,
-    smoke: bool = False,
-    threads: int = 1,
-    progress: bool = True,
-) -> list[results.Row]:
-    """Every row that `out` does not hold yet, one after the other; each is added as soon as it is measured."""
-    wanted = dict.fromkeys(row for name in rows for row in GROUPS.get(name, (name,)))
-    unknown = [row for row in wanted if row not in ROWS]
-    if unknown:
-        raise UserError(f"no row {unknown[0]!r} in Table 1. There are: {', '.join((*ROWS, *GROUPS))}")
-    limits = Limits(minutes, use_threads(threads), progress, smoke)
+def run(request: Request) -> list[results.Row]:
+    """Every row that the results file does not hold yet, one after the other; each is added once it is measured."""
+    request.chosen((*ROWS, *GROUPS), "Table 1")
+    wanted = dict.fromkeys(row for name in request.rows or ROWS for row in GROUPS.get(name, (name,)))
+    use_threads(request.threads)
     added = []
-    for seed in seeds:
-        of = sets(data, seed, smoke)
-        if "supervised-mnist" in rows and of.name == "cifar-10":
-            raise UserError(f"supervised-mnist is measured on MNIST, but {data} holds CIFAR-10: name its rows instead")
+    for seed in request.splits:
+        name, of = sets(request.source(), seed, request.smoke)
+        if "supervised-mnist" in request.rows and name == "cifar-10":
+            raise UserError(
+                f"supervised-mnist is measured on MNIST, but {request.data} holds CIFAR-10: name its rows instead"
+            )
+        cells = []
         for row in wanted:
-            name, n = f"{of.name}/{row}", str(images_of(row, of))
-            if results.has(out, TABLE, name, n, (ERROR, MS), seed):
-                continue
-            place = unfinished(out) / f"{of.name}-{row}-{seed}"
-            try:
-                values, spent = measure(row, of, seed, place, limits)
-            except Unfinished as pause:
-                ProgressBar(False, None, 0, start_step=0).tell(f"{name}: {pause}. The same command goes on with it.")
-                continue
-            error, ms = PAPER.get(row, {}).get(of.name, ("", ""))
-            paper = {ERROR: error, MS: ms}
-            origin = {"commit": results.commit(), "hardware": results.hardware(threads)}
-            cells = [
-                results.Row(TABLE, name, n, metric, seed, value, paper.get(metric, ""), spent, **origin)
-                for metric, value in values.items()
-            ]
-            results.add(out, cells)
-            forget((place.with_suffix(".safetensors"), place))
-            added += cells
+            paper = dict(zip((ERROR, MS), PAPER.get(row, {}).get(name, ("", "")), strict=True))
+            cells.append(Cell(f"{name}/{row}", seed, (ERROR, MS), str(images_of(row, name, of)), paper))
+        added += fill(TABLE, request, cells, partial(measure, name=name, of=of, request=request))
     return added
 
 
-def images_of(row: str, of: Sets) -> int:
+def images_of(row: str, name: str, of: Parts) -> int:
     """How many images a row learns from."""
     if row == "gibbs":
-        return min(GIBBS[of.name].images, len(of.train))
+        return min(GIBBS[name].images, len(of.train))
     if row in MAXIMISED:
-        return min(MAXIMISED[row][of.name].images, len(of.train))
+        return min(MAXIMISED[row][name].images, len(of.train))
     return len(of.train)
 
 
-def measure(row: str, of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dict[str, float], float]:
-    """Metrics of one row, and the minutes it took."""
+def measure(cell: Cell, place: Path, name: str, of: Parts, request: Request) -> Measured:
+    """Metrics of one row."""
+    row, seed = cell.row.removeprefix(f"{name}/"), cell.seed
     if row == "gibbs":
-        return measure_gibbs(GIBBS[of.name], of, seed, place, limits)
+        return measure_gibbs(GIBBS[name], of, seed, place, request)
     if row in MAXIMISED:
-        return measure_mcem(MAXIMISED[row][of.name], of, seed, place, limits)
+        return measure_mcem(MAXIMISED[row][name], of, seed, place, request)
     if row in TWO_STEP:
-        return measure_two_step(TWO_STEP[row], of, seed, place, limits)
-    return measure_encoder(LEARNED[row], of, seed, place, limits)
+        return measure_two_step(TWO_STEP[row], TWO_STEP_EPOCHS[name], of, seed, place, request)
+    return measure_encoder(LEARNED[row].on(name), of, seed, place, request)
 
 
-def measure_encoder(
-    setting: Learned, of: Sets, seed: int, folder: Path, limits: Limits
-) -> tuple[dict[str, float], float]:
-    """The weights with the least validation error, on all test images."""
-    objective = learner(setting, of, seed)
-    assert of.train.labels is not None
-    epochs = None if setting.epochs is None else setting.epochs[of.name]
-    config = limits.training(
-        seed=seed,
-        learning_rate=setting.rates.get(of.name, setting.learning_rate),
-        batch_size=setting.batch_size,
-        schedule=setting.schedule,
-        average_decay=setting.average,
-        max_epochs=1 if limits.smoke else epochs,
-        max_minutes=limits.minutes,
-        metric="error",
-        metric_rises=False,
-    )
-    plan = label_plan(of.train.labels, setting.labels, setting.batch_size)
-    trainer = Trainer(objective, of.train, folder, config=config, plan=plan, validate=label_validator(of.valid))
-    fitted = trainer.fit(resume=trainer.run.newest.exists())
-    load_weights(objective, fitted.checkpoint)
-    return tested(objective.images.model, objective.label_head, of, seed, fitted.seconds)
+def measure_encoder(row: LabelRow, of: Parts, seed: int, place: Path, request: Request) -> Measured:
+    """The weights with the least validation error."""
+    trained = train(row, compose(row, of.train, seed), of, seed, place, request)
+    return Measured(tested(*trained.weights(trained.best), of, seed), trained.before)
 
 
-def measure_two_step(
-    pooling: Pooling, of: Sets, seed: int, folder: Path, limits: Limits
-) -> tuple[dict[str, float], float]:
+def measure_two_step(pooling: Pooling, epochs: int, of: Parts, seed: int, place: Path, request: Request) -> Measured:
     """All labels, but the image model never sees them: beta at its mode for the mean codes of the training images."""
-    model = ImageModel.of(suggest_architecture(of.train.shape), pooling, seed, reach=FAR)
-    seconds = learn_without_labels(model, of, TWO_STEP_EPOCHS[of.name], seed, folder, limits)
-    began = time.monotonic()
-    generator = torch.Generator().manual_seed(seed)
-    head, labels = label_head(model, of, generator), of.train.labels
-    assert labels is not None
-    parts = [model.mean_code(of.train.batch(index), generator) for index in torch.arange(len(of.train)).split(1000)]
-    maximise_beta(head, labels, torch.cat(parts), torch.ones(len(labels)), seed)
-    return tested(model, head, of, seed, seconds + time.monotonic() - began)
+    model = image_model(replace(LOCAL, pooling=pooling, reach=FAR), of.train, seed)
+    _, before = learn_without_labels(model, of, epochs, seed, place, request)
+    head, labels = label_head(model, of, torch.Generator().manual_seed(seed)), labels_of(of.train)
+    maximise_beta(head, labels, mean_codes(model, of.train), torch.ones(len(labels)), seed)
+    return Measured(tested(model, head, of, seed), before)
 
 
-def tested(model: ImageModel, head: LabelHead, of: Sets, seed: int, seconds: float) -> tuple[dict[str, float], float]:
-    """What is said of an encoder, and the minutes of it all; `seconds` were spent before."""
-    began = time.monotonic()
-    assert of.test.labels is not None and of.valid.labels is not None
-    test, valid = in_batches(model, head, of.test), in_batches(model, head, of.valid)
-    probabilities = fit_temperature(valid.decision, of.valid.labels).probabilities(test.decision)
-    images, _ = some(of.test, 2000, seed, Stream.TABLE1_TESTS)
-    values = {
-        ERROR: 100 * error_rate(test.label, of.test.labels),
+def tested(model: ImageModel, head: LabelHead, of: Parts, seed: int) -> dict[str, float]:
+    """What is said of an encoder. The temperature is that of validation images; test images are passed once."""
+    valid, test = (decision_values(model, head, images) for images in (of.valid, of.test))
+    probabilities = fit_temperature(valid, labels_of(of.valid)).probabilities(test)
+    images, _ = some(of.valid, 2000, seed, Stream.TABLE1_REST)
+    return {
+        ERROR: 100 * error_rate(test.argmax(1), labels_of(of.test)),
         MS: milliseconds(model, head, images),
-        VALID_ERROR: 100 * error_rate(valid.label, of.valid.labels),
-        NATS: negative_log_likelihood(probabilities, of.test.labels),
+        VALID_ERROR: 100 * error_rate(valid.argmax(1), labels_of(of.valid)),
+        NATS: negative_log_likelihood(probabilities, labels_of(of.test)),
     }
-    return values, (seconds + time.monotonic() - began) / 60
-
-
-def learner(setting: Learned, of: Sets, seed: int) -> LabelObjective:
-    architecture = suggest_architecture(of.train.shape, setting.nonlinearity)
-    model = ImageModel.of(architecture, setting.pooling, seed, reach=setting.reach)
-    model.start_from(of.train.batch(torch.arange(min(len(of.train), 5000))))
-    images = ImageObjective(model, setting.gradient, seed=seed)
-    assert of.train.labels is not None
-    n_classes = len(of.train.class_names)
-    labels = replace(setting.labels, move_strength=setting.move_strength.get(of.name, setting.labels.move_strength))
-    return build_label_objective(images, of.train.labels, n_classes, labels, setting.batch_size, seed)

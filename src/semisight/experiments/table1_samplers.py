@@ -1,4 +1,4 @@
-"""Section 5.1, Table 1: the rows `gibbs` and `mcem`, the same model learned and tested by sampling.
+"""Section 5.1, Table 1: the rows `gibbs` and `mcem`, the same model learned and tested by sampling; the table's images.
 
 Chains start where an encoder without labels ends after a few epochs over all training images: its decoder, a draw of s
 and z from its posterior for each of their own images, and beta at its mode for that draw. Where a chain starts does not
@@ -15,22 +15,25 @@ second half of its sweeps (Gibbs) or the estimates after half and all of its pas
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from semisight.experiments.chains import watching
-from semisight.experiments.limits import Limits
-from semisight.experiments.table1_sets import ERROR, MS, Sets, milliseconds, some
+from semisight.data import load
+from semisight.data.image_set import ImageSet
+from semisight.errors import UserError
+from semisight.experiments.label_rows import LabelRow, Parts, image_model, labels_of, parts, train_without_labels
+from semisight.experiments.table import Measured, Request, Unfinished
+from semisight.inference.encode import encode
+from semisight.inference.labels import decide as decide_labels
 from semisight.metrics.classification import error_rate
-from semisight.model.architecture import suggest_architecture
-from semisight.model.heads.labels import BayesianSVM
+from semisight.model.heads.labels import BayesianSVM, LabelHead
 from semisight.model.image_model import ImageModel
-from semisight.objectives.image_objective import ImageObjective
-from semisight.random import Stream
+from semisight.random import Stream, random_order
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.gibbs import GibbsChain, GibbsConfig
 from semisight.sampling.inference import InferenceConfig, gibbs_decisions
@@ -39,10 +42,12 @@ from semisight.sampling.mcem import MCEM, MCEMConfig
 from semisight.sampling.parameter_samples import ParameterSamples
 from semisight.sampling.parameters import Priors
 from semisight.sampling.top_map import MapConfig, map_decisions
-from semisight.training.checkpoint import load_weights
+from semisight.training.interrupts import Interrupted, caught_signals
 from semisight.training.progress import ProgressBar
-from semisight.training.trainer import Trainer
 
+ERROR, MS = "error", "ms"  # metrics of every row
+SHAPES = {(1, 28, 28): "mnist", (3, 32, 32): "cifar-10"}
+N_VALID = {"mnist": 10_000, "cifar-10": 5_000}
 TIMES_VAE, TEST_IMAGES = "times_vae", "test_images"
 VALID_HALF, VALID_END, VALID_SPREAD = "valid_half", "valid_end", "valid_spread"
 OPTIONS = SweepOptions(batch_size=125, share_above=0.1)
@@ -109,11 +114,45 @@ EM = {
 EM_LONGER = {name: replace(setting, iterations=2 * setting.iterations) for name, setting in EM.items()}
 
 
-def measure_gibbs(setting: Sampled, of: Sets, seed: int, place: Path, limits: Limits) -> tuple[dict[str, float], float]:
-    """Metrics, and the minutes it took; what is not finished lies at `place`."""
+def sets(data: str | Path, seed: int, smoke: bool = False) -> tuple[str, Parts]:
+    """The data set's name, and its parts."""
+    if smoke:
+        return "smoke", parts(data, 0, seed, smoke)
+    images = load(data)
+    name = SHAPES.get(images.shape)
+    if name is None or len(images.class_names) != 10:
+        raise UserError(
+            f"Table 1 is measured on MNIST and CIFAR-10; {data} holds images of {images.shape} "
+            f"with {len(images.class_names)} classes"
+        )
+    return name, parts(data, N_VALID[name], seed)
+
+
+def some(images: ImageSet, count: int, seed: int, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Images [n, C, H, W] and labels, drawn by the seed."""
+    index = random_order(len(images), seed, stream)[:count]
+    return images.batch(index), labels_of(images)[index]
+
+
+def milliseconds(model: ImageModel, head: LabelHead, images: Tensor, batch_size: int = 500) -> float:
+    """Of the processor, per image, to predict labels; the best of three passes."""
+    best, generator = float("inf"), torch.Generator().manual_seed(0)
+    for _ in range(3):
+        processor = time.process_time()
+        for batch in images.split(batch_size):
+            decide_labels(head, encode(model, batch, generator))
+        best = min(best, time.process_time() - processor)
+    return 1000 * best / len(images)
+
+
+# ---- the two rows ----
+
+
+def measure_gibbs(setting: Sampled, of: Parts, seed: int, place: Path, request: Request) -> Measured:
+    """What is not finished lies at `place`."""
     saved = place.with_suffix(".safetensors")
     x, y = some(of.train, setting.images, seed, Stream.TABLE1_SUBSET)
-    begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), limits)
+    begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), request)
     model, head = begun.model, begun.head
     config = GibbsConfig(
         setting.burn_in,
@@ -124,10 +163,7 @@ def measure_gibbs(setting: Sampled, of: Sets, seed: int, place: Path, limits: Li
         options=setting.options,
     )
     chain = GibbsChain(model.decoder, x, config, y, head, begun.latents)
-    chain.seconds = begun.seconds
-    if saved.exists():
-        chain.resume(saved)
-    with watching(chain, config.n_sweeps, saved, limits.minutes, limits.progress) as told:
+    with watching(chain, config.n_sweeps, saved, begun, request) as (told, before):
         samples = chain.run(lambda sweep: told(sweep.alpha0, sweep.mean_square), saved, save_every=5)
     first = InferenceConfig(setting.test_burn_in, setting.test_sweeps, seed, setting.options, anneal=ANNEAL)
     then = replace(first, burn_in=0, anneal=0)
@@ -135,22 +171,17 @@ def measure_gibbs(setting: Sampled, of: Sets, seed: int, place: Path, limits: Li
     def decide(drawn: ParameterSamples, images: Tensor, shown: Shown) -> Tensor:
         return gibbs_decisions(drawn, model.decoder, head, images, first, shown, then)
 
-    return tested(decide, samples, begun, setting, of, seed, chain.seconds, limits)
+    return Measured(tested(decide, samples, begun, setting, of, seed, request.progress), before)
 
 
-def measure_mcem(
-    setting: Maximised, of: Sets, seed: int, place: Path, limits: Limits
-) -> tuple[dict[str, float], float]:
+def measure_mcem(setting: Maximised, of: Parts, seed: int, place: Path, request: Request) -> Measured:
     saved = place.with_suffix(".safetensors")
     x, y = some(of.train, setting.images, seed, Stream.TABLE1_SUBSET)
-    begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), limits)
+    begun = start(of, x, y, setting.start_epochs, seed, place, saved.exists(), request)
     model, head = begun.model, begun.head
     config = MCEMConfig(setting.iterations, rate=setting.rate, seed=seed, priors=PRIORS, options=setting.options)
     chain = MCEM(model.decoder, x, config, y, head, begun.latents)
-    chain.seconds = begun.seconds
-    if saved.exists():
-        chain.resume(saved)
-    with watching(chain, config.iterations, saved, limits.minutes, limits.progress) as told:
+    with watching(chain, config.iterations, saved, begun, request) as (told, before):
         chain.run(lambda iteration: told(iteration.alpha0, iteration.mean_square), saved)
     find = MapConfig(setting.test_steps, seed=seed, options=setting.options)
 
@@ -158,55 +189,89 @@ def measure_mcem(
         estimates.load(-1, model.decoder, head)
         return map_decisions(model.decoder, head, images, find, shown)
 
-    return tested(decide, chain.samples(), begun, setting, of, seed, chain.seconds, limits)
+    return Measured(tested(decide, chain.samples(), begun, setting, of, seed, request.progress), before)
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a chain starts, and what it took to get there."""
+    """Where a chain starts, the seconds it took to get there, and those of them that were spent before."""
 
     model: ImageModel
     head: BayesianSVM
     latents: Latents | None
-    seconds: float
+    seconds: float = 0.0
+    before: float = 0.0
 
 
-def start(of: Sets, x: Tensor, y: Tensor, epochs: int, seed: int, folder: Path, resumed: bool, limits: Limits) -> Start:
+def start(
+    of: Parts, x: Tensor, y: Tensor, epochs: int, seed: int, place: Path, resumed: bool, request: Request
+) -> Start:
     """For images x [N, C, H, W] and labels y [N]; a resumed chain's file has all but the forms of model and head."""
-    model = ImageModel.of(suggest_architecture(of.train.shape), "expected", seed)
+    model = image_model(LabelRow(pooling="expected"), of.train, seed)
     generator = torch.Generator().manual_seed(seed)
     head = label_head(model, of, generator)
     if resumed:
-        return Start(model, head, None, 0.0)
-    seconds = learn_without_labels(model, of, epochs, seed, folder, limits)
+        return Start(model, head, None)
+    seconds, before = learn_without_labels(model, of, epochs, seed, place, request)
     began = time.monotonic()
     latents = encoded(model, x, generator)
     maximise_beta(head, y, latents.codes, torch.ones(len(y)), seed)
-    return Start(model, head, latents, seconds + time.monotonic() - began)
+    return Start(model, head, latents, seconds + time.monotonic() - began, before)
 
 
-def label_head(model: ImageModel, of: Sets, generator: torch.Generator) -> BayesianSVM:
-    size, n_classes = model.architecture.code_size, len(of.train.class_names)
-    return BayesianSVM(size, n_classes, GAMMA, generator=generator, precision=PRECISION)
+def label_head(model: ImageModel, of: Parts, generator: torch.Generator) -> BayesianSVM:
+    n_classes = len(of.train.class_names)
+    return BayesianSVM(model.code_size, n_classes, GAMMA, generator=generator, precision=PRECISION)
 
 
-def learn_without_labels(model: ImageModel, of: Sets, epochs: int, seed: int, folder: Path, limits: Limits) -> float:
-    """By (10) from the training images alone; the seconds it took."""
-    model.start_from(of.train.batch(torch.arange(min(len(of.train), 5000))))
-    config = limits.training(seed=seed, learning_rate=1e-3, batch_size=64, schedule="cosine", max_epochs=epochs)
-    objective = ImageObjective(model, "local", seed=seed)
-    trainer = Trainer(objective, of.train, folder, config=config, valid=of.valid)
-    fitted = trainer.fit(resume=trainer.run.newest.exists())
-    load_weights(objective, fitted.checkpoint)
-    return fitted.seconds
+def learn_without_labels(
+    model: ImageModel, of: Parts, epochs: int, seed: int, place: Path, request: Request
+) -> tuple[float, float]:
+    """The seconds that it took, and those of them that were spent before."""
+    config = request.training(seed=seed, learning_rate=1e-3, batch_size=64, schedule="cosine", max_epochs=epochs)
+    return train_without_labels(model, of, place, config)
 
 
 @torch.no_grad()
 def encoded(model: ImageModel, images: Tensor, generator: torch.Generator) -> Latents:
     """A draw of s and z from q(s, z | X) for images [N, C, H, W]."""
-    parts = [posterior_latents(model.encode(batch, generator)) for batch in images.split(500)]
-    places = zip(*(part.places for part in parts), strict=True)
-    return Latents(torch.cat([part.s for part in parts], -1), tuple(torch.cat(layer, -1) for layer in places))
+    drawn = [posterior_latents(model.encode(batch, generator)) for batch in images.split(500)]
+    places = zip(*(part.places for part in drawn), strict=True)
+    return Latents(torch.cat([part.s for part in drawn], -1), tuple(torch.cat(layer, -1) for layer in places))
+
+
+@contextmanager
+def watching(
+    chain: GibbsChain | MCEM, total: int, saved: Path, begun: Start, request: Request
+) -> Iterator[tuple[Callable[[float, float], None], float]]:
+    """A chain from its start, or from where it was saved; with the seconds that were spent before.
+
+    What it tells after every sweep is shown; it ends, saved, after a signal or when its time is up.
+    """
+    chain.seconds, before = begun.seconds, begun.before
+    if saved.exists():
+        chain.resume(saved)
+        before = chain.seconds
+    began, minutes = time.monotonic(), request.minutes
+    bar = ProgressBar(request.progress, total, minutes * 60, start_step=chain.number)
+    with caught_signals(notice=request.progress) as signals:
+
+        def told(alpha0: float, mean_square: float) -> None:
+            number, seconds = chain.number, time.monotonic() - began
+            terms = {"alpha0": alpha0, "mean_square": mean_square}
+            bar.step(number, number, seconds, terms=terms)
+            if number % 10 == 0:
+                bar.validated(number, number, terms, f" after {seconds / 60:.1f} minutes")
+            if signals.number or (seconds > 60 * minutes and number < total):
+                chain.save(saved)
+                if signals.number:
+                    raise Interrupted(f"{number} of {total} sweeps are done and saved.", signals.number)
+                raise Unfinished(f"{number} of {total} sweeps are done and saved after {minutes:g} minutes")
+
+        try:
+            yield told, before
+        finally:
+            bar.close()
 
 
 def tested(
@@ -214,14 +279,13 @@ def tested(
     samples: ParameterSamples,
     begun: Start,
     setting: Sampled | Maximised,
-    of: Sets,
+    of: Parts,
     seed: int,
-    seconds: float,
-    limits: Limits,
-) -> tuple[dict[str, float], float]:
-    """Error and time of a sampler on some test images, the encoder's time beside it, and the minutes of it all."""
+    progress: bool,
+) -> dict[str, float]:
+    """Error and time of a sampler on some test images, and the encoder's time beside it."""
     began = time.monotonic()
-    bar = ProgressBar(limits.progress, None, float("inf"), start_step=0)
+    bar = ProgressBar(progress, None, float("inf"), start_step=0)
 
     def shown(done: int, total: int) -> None:
         bar.step(done, done / total, time.monotonic() - began)
@@ -230,15 +294,14 @@ def tested(
     half = len(samples) // 2
     halfway = decide(samples.part(slice(half)), images, shown)
     settled = at_rest(halfway, decide(samples.part(slice(half, None)), images, shown), labels)
-    images, labels = some(of.test, setting.test_images, seed, Stream.TABLE1_TESTS)
     encoder_ms = milliseconds(begun.model, begun.head, images)
+    images, labels = some(of.test, setting.test_images, seed, Stream.TABLE1_TESTS)
     processor = time.process_time()
     decisions = decide(samples, images, shown)
     ms = 1000 * (time.process_time() - processor) / len(images)
     bar.close()
     error = 100 * error_rate(decisions.argmax(1), labels)
-    values = {ERROR: error, MS: ms, TIMES_VAE: ms / encoder_ms, TEST_IMAGES: float(len(images)), **settled}
-    return values, (seconds + time.monotonic() - began) / 60
+    return {ERROR: error, MS: ms, TIMES_VAE: ms / encoder_ms, TEST_IMAGES: float(len(images)), **settled}
 
 
 def at_rest(halfway: Tensor, end: Tensor, labels: Tensor) -> dict[str, float]:

@@ -268,9 +268,7 @@ def reliability(m: Material, seen: LabelsSeen) -> Section:
     same = " They were calibrated on these same images, so in truth it is a little worse: "
     fitted = seen.classifier.fitted
     if fitted is not None and fitted.by == "augmentation":
-        honest = (
-            " No label has calibrated them: they say how often the answer stays when an image is augmented."
-        )
+        honest = " No label has calibrated them: they say how often the answer stays when an image is augmented."
     elif fitted is not None and not seen.hidden:
         honest = f"{same}measured crosswise, {fitted.error:.1%}."
     else:

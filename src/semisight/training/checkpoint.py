@@ -7,7 +7,7 @@ Tensors are named by part:
 
     model:            the image model, with the weights to use (the averaged ones, where there are any)
     head.<target>:    the head of each target, likewise
-    training:         what only resuming needs: weights/, optimiser/, meter/, state/
+    training:         what only resuming needs: weights/, average/, optimiser/, meter/, state/
 
 Prediction reads the first two. Format 1, which had one part for the whole objective, is still read (old_format.py).
 """
@@ -43,7 +43,7 @@ class Checkpoint:
         return self.tensors.get(name, {})
 
     def training(self, name: str) -> dict[str, Tensor]:
-        """What resuming needs of one kind: weights, optimiser, meter or state."""
+        """What resuming needs of one kind: weights, average, optimiser, meter or state."""
         prefix = f"{name}/"
         return {key.removeprefix(prefix): value for key, value in self.part(TRAINING).items() if key.startswith(prefix)}
 

@@ -100,6 +100,13 @@ class Trainer:
         self.opened = False  # whether the folder was found fit for this training
         self.about = json.loads(json.dumps(about or {}))  # tuples become lists here, as they will in the header
 
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is written."""
+        if self.run is None:
+            raise ValueError("this training has no folder: its weights are in memory")
+        return self.run
+
     def fit(self, *, resume: bool = False, overwrite: bool = False, lock: bool = True) -> Fitted:
         """Trains to the end; `resume` goes on from the newest checkpoint, `overwrite` throws away what is there.
 
