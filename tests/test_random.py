@@ -1,6 +1,8 @@
 """Chance belongs to (seed, stream, numbers) alone, and no two streams are the same."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from semisight.random import Stream, random_order, reseed, scene_numbers
 
+SOURCE = Path(__file__).parents[1] / "src" / "semisight"
 # What decides the images, the parts or the weights of runs that exist.
 FIXED = {
     "order": dict(SPLIT=1, CHOICE=2, EPOCHS=3, ROUNDS=4, CLASSES=5, LIMIT=6, START=7, LABELS_ASIDE=9)
@@ -22,6 +25,17 @@ def test_no_two_streams_are_one_and_old_ones_keep_their_numbers() -> None:
     assert len({stream.value for stream in Stream}) == len(Stream.__members__)
     for family, numbers in FIXED.items():
         assert {name: Stream[name].number(family) for name in numbers} == numbers
+
+
+def test_every_stream_has_one_owner() -> None:
+    """A stream that two files name is drawn twice, unless both draw the same thing with it."""
+    shared = {"SPLIT", "LIMIT", "VALIDATION", "TABLE1_TESTS"}
+    owners: dict[str, set[str]] = {}
+    for file in SOURCE.rglob("*.py"):
+        for name in re.findall(r"Stream\.([A-Z]\w+)", file.read_text()):
+            owners.setdefault(name, set()).add(file.relative_to(SOURCE).as_posix())
+    assert set(owners) <= set(Stream.__members__)
+    assert not {name: files for name, files in owners.items() if len(files) > 1 and name not in shared}
 
 
 @pytest.mark.parametrize("wrong", [Stream.TRAINING, Stream.SCENE_LAYOUT])

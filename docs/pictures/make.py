@@ -32,8 +32,8 @@ from PIL.PngImagePlugin import PngInfo
 from semisight.data.image_set import ImageSet
 from semisight.experiments import results
 from semisight.random import Stream, random_order
-from semisight.runs.caption_sets import sets_of
 from semisight.runs.captioner import Search
+from semisight.runs.images import sets_of
 from semisight.runs.pictures import enlarged, picture, to_pixels
 from semisight.runs.run import Run, load_run
 
@@ -60,7 +60,7 @@ def main(demo: Path, out: Path) -> None:
 def set_aside(run: Run) -> ImageSet:
     """Images that were not learned from, with the labels or captions that were hidden from the run."""
     sets = sets_of(run.data().settings, run.config.seed)
-    found = sets.measured if run.classifier is not None else sets.valid
+    found = sets.measured("labels") if run.classifier is not None else sets.valid
     assert found is not None
     return found
 

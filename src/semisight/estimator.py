@@ -1,16 +1,17 @@
-"""`semisight.SemiSight`: the whole model behind scikit-learn's interface.
+"""`semisight.SemiSight`: the whole model behind scikit-learn's interface, a thin shell over runs/.
 
 model = SemiSight().fit(images, labels)        labels: -1 or None where unknown; images alone work too
 model.predict(more), .predict_proba(more)      labels, and how probable they are
-model.transform(more), .score_samples(more)    codes, and how usual an image is
+model.transform(more), .score_samples(more)    codes, and a novelty score
 model.caption(more)                            if fit(images, labels, captions) had captions
 model.reconstruct(x), .sample(9), .impute(x)   pictures; impute fills pixels that are NaN
 model.save("folder"); SemiSight.load("folder") the folder is one that every command takes as RUN
+
+Labels [N, C] of 1, 0 and -1 are several labels per image: predict then gives [N, C] of 1 and 0.
 """
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -27,12 +28,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
-from semisight.data.image_set import ImageSet
-from semisight.estimator_input import (
+from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn, Column, LabelColumn, TagColumn
+from semisight.data.from_python import (
     Form,
     InputError,
-    Labels,
     form_of,
     from_images,
     is_set,
@@ -42,22 +41,26 @@ from semisight.estimator_input import (
     to_images,
     value_errors,
 )
-from semisight.estimator_learning import IN_MEMORY, files_of, learn
+from semisight.data.image_set import ImageSet
 from semisight.files import write_atomic
+from semisight.inference.captions import Search
+from semisight.inference.encode import mean_codes
 from semisight.inference.imputation import impute
-from semisight.inference.novelty import Usual, draw_set, learn_usual, squared_error
+from semisight.inference.novelty import Novelty, learn_novelty, redraw_set, squared_error
 from semisight.random import Stream, random_order
-from semisight.runs.caption_sets import parted_captioned
-from semisight.runs.captioner import Search
-from semisight.runs.run import Run, load_run
-from semisight.runs.sets import parted
+from semisight.runs.images import parted
+from semisight.runs.recipe import compose, suited
+from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import Settings, resolve
-from semisight.runs.train import suited
-from semisight.training.folder import RunFolder
+from semisight.runs.train import save_run, train_in_memory
+from semisight.untrusted import MOST_JSON, parse_json, read_bytes, read_text
 
 Floats = npt.NDArray[np.float64]
 
-_ABOUT, _USUAL = "estimator.json", "usual.safetensors"
+IN_MEMORY = "arrays given in Python"
+_ABOUT, _NOVELTY = "estimator.json", "novelty.safetensors"
+_STEPS_BETWEEN_VALIDATIONS = 50
+_MOST_NOVELTY = 1 << 30  # bytes
 
 
 # scikit-learn's conventions are inherited: cloning, parameters, scores and tags come from there.
@@ -68,17 +71,34 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
     training images show), rows of numbers with `image_shape`, lists of paths, a folder or other source of images, or
     an `ImageSet`.
 
-    max_steps       steps of learning; more is better and slower
-    image_shape     (H, W), (H, W, C) or (C, H, W) of images that come as rows
-    pixel_range     the values that are black and white, if they are not 0..255 or 0..1
-    size            scale images to size x size
-    batch_size, learning_rate, head, pull, valid_fraction, device, threads   as the options of `semisight train`
-    unknown_label   what stands for an unknown label besides None and NaN
-    settings        any other setting of `semisight train` by name
-    random_state    the same number gives the same model
-    verbose         show a bar while learning
+    Args:
+        max_steps: steps of learning; more is better and slower.
+        image_shape: (H, W), (H, W, C) or (C, H, W) of images that come as rows.
+        pixel_range: the values that are black and white, if they are not 0..255 or 0..1.
+        size: scale images to size x size.
+        batch_size: images per step; by default as suits the number of labels.
+        learning_rate: of Adam.
+        head: what tells classes apart, "softmax" or "svm".
+        consistency: learn from augmented images and pseudo-labels; False is the paper's setting.
+        valid_fraction: share of the images set aside to pick weights and to calibrate.
+        unknown_label: what stands for an unknown label besides None and NaN.
+        settings: any other setting of `semisight train` by name.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        threads: CPU threads.
+        random_state: the same number gives the same model.
+        verbose: show a bar while learning.
 
     After fit: `classes_` (if labels were given), `n_features_in_` (of rows), `run_` (the model with all its parts).
+
+    Example:
+        >>> import numpy as np
+        >>> from semisight import SemiSight
+        >>> rng = np.random.default_rng(0)
+        >>> images = rng.random((40, 8, 8))
+        >>> labels = np.where(np.arange(40) < 10, np.arange(40) % 2, -1)
+        >>> model = SemiSight(max_steps=3, threads=1).fit(images, labels)
+        >>> model.predict(images[:5]).shape
+        (5,)
     """
 
     __metadata_request__fit: ClassVar = {"labels": UNUSED}  # the second argument, which scikit-learn calls y
@@ -93,7 +113,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         batch_size: int | None = None,
         learning_rate: float | None = None,
         head: str | None = None,
-        pull: bool | None = None,
+        consistency: bool | None = None,
         valid_fraction: float = 0.1,
         unknown_label: Any = -1,
         settings: Mapping[str, Any] | None = None,
@@ -109,7 +129,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.head = head
-        self.pull = pull
+        self.consistency = consistency
         self.valid_fraction = valid_fraction
         self.unknown_label = unknown_label
         self.settings = settings
@@ -127,35 +147,34 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
     # ---- learning ----
 
     def fit(self, images: Any, labels: Any = None, captions: Sequence[Any] | None = None) -> Self:
-        """Learns from images, from the labels of some, and from captions (a text, several, or None for each image).
+        """Learns from images, from the labels of some, and from captions.
 
         Without `labels` (and `captions`) those that a set or a source carries are used.
+
+        Args:
+            images: see above.
+            labels: one for each image, -1, None or NaN where unknown; or [N, C] of 1, 0 and -1 for several labels.
+            captions: for each image a text, several, or None.
+
+        Returns:
+            The fitted estimator itself.
         """
         with value_errors():
             form, found = self._read_first(images)
-            known = self._known_labels(found, labels)
-            if captions is not None:
-                found = found.with_column(CaptionColumn(read_captions(captions, len(found))))
-            elif found.captions is not None and not any(found.captions):
-                found = found.without_column(CAPTIONS)
-            found = found.without_column(LABELS, TAGS)
-            if known is not None:
-                found = found.with_labels(known.numbers, known.names)
+            columns, classes = self._columns(found, labels, captions)
+            found = dataclasses.replace(found, columns={column.name: column for column in columns})
             settings = self._settings()
-            sets = (
-                parted(found, settings.data, settings.train.seed)
-                if found.captions is None
-                else parted_captioned(found, settings.data.valid_fraction, settings.train.seed)
-            )
-            files = learn(suited(settings, sets), sets)
-        self.form_ = form
-        if known is not None:
-            self.classes_ = known.classes
+            sets = parted(found, settings.data, settings.train.seed)
+            recipe = compose(suited(settings, sets), sets)
+            length = max(1, _STEPS_BETWEEN_VALIDATIONS // recipe.plan.steps_per_epoch)
+            run = train_in_memory(recipe, length)
+        self.form_, self.run_ = form, run
+        self.data_ = DataRecord.of(settings.data, sets.train, sets.valid)
+        if classes is not None:
+            self.classes_ = classes
         elif "classes_" in vars(self):
             del self.classes_
-        self._files = files
-        self._open()
-        self._usual: Usual | None = self._learn_usual(sets.train)
+        self._novelty: Novelty | None = self._learn_novelty(sets.train)
         return self
 
     def _settings(self) -> Settings:
@@ -168,15 +187,15 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             "batch_size": self.batch_size,
             "learning_rate": self.learning_rate,
             "head": self.head,
-            "pull": self.pull,
+            "consistency": self.consistency,
             "valid_fraction": self.valid_fraction,
             "device": self.device,
             "threads": self.threads,
         }
-        # what a run in a temporary folder has no use for
-        quiet = {"progress": self.verbose, "tensorboard": False, "validate_every": 1}
+        quiet = {"progress": self.verbose, "tensorboard": False, "validate_every": 1, "checkpoint_minutes": None}
         settings = resolve({"source": IN_MEMORY, **quiet, **chosen, **(self.settings or {})})
-        train = dataclasses.replace(settings.train, max_epochs=None, patience=None, checkpoint_minutes=None)
+        # the limit is in steps: no default of epochs or patience may end it before
+        train = dataclasses.replace(settings.train, max_epochs=None, patience=None)
         return dataclasses.replace(settings, train=train, chosen=settings.chosen | {"max_epochs", "patience"})
 
     def _read_first(self, images: Any) -> tuple[Form, ImageSet]:
@@ -187,7 +206,28 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         form = form_of(array, self.image_shape, self.size, self.pixel_range)
         return form, _as_set(to_images(array, form, self.image_shape))
 
-    def _known_labels(self, images: ImageSet, labels: Any) -> Labels | None:
+    def _columns(
+        self, images: ImageSet, labels: Any, captions: Sequence[Any] | None
+    ) -> tuple[list[Column], npt.NDArray[Any] | None]:
+        """What the images carry, and the classes."""
+        columns: list[Column] = []
+        classes: npt.NDArray[Any] | None = None
+        shape = () if labels is None or isinstance(labels, list | tuple) else np.asarray(labels).shape
+        if len(shape) == 2 and shape[1] > 1:
+            column = self._tags(images, labels)
+            columns, classes = [column], np.arange(len(column.names))
+        else:
+            found = self._labels(images, labels)
+            if found is not None:
+                columns, classes = [found[0]], found[1]
+            elif labels is None and images.tags is not None:
+                columns, classes = [images.tags], np.array(images.tags.names)
+        texts = images.captions if captions is None else read_captions(captions, len(images))
+        if texts is not None and any(texts):
+            columns.append(CaptionColumn(tuple(texts)))
+        return columns, classes
+
+    def _labels(self, images: ImageSet, labels: Any) -> tuple[LabelColumn, npt.NDArray[Any]] | None:
         if labels is None:
             if images.labels is None or not bool((images.labels >= 0).any()):
                 return None
@@ -204,20 +244,29 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
                 f"all known labels are one class, {known.classes[0]!r}: there is nothing to tell apart; "
                 "give labels of at least two classes, or none"
             )
-        return known
+        return LabelColumn(known.numbers, known.names), known.classes
 
-    def _learn_usual(self, train: ImageSet) -> Usual:
-        order = random_order(len(train), 0, Stream.NOVELTY_SAMPLE)[:4000]
-        some = train.subset(order)
-        drawn = draw_set(self.run_.model, some)
-        return learn_usual(drawn.codes, squared_error(some.batch(torch.arange(len(some))), drawn.images))
+    def _tags(self, images: ImageSet, labels: Any) -> TagColumn:
+        values = np.asarray(labels, dtype=np.float64)
+        check_consistent_length(np.empty(len(images)), values)
+        values = np.where(np.isnan(values), -1, values)
+        if not np.isin(values, (-1, 0, 1)).all():
+            raise InputError("labels [N, C] are several labels per image: 1 (has it), 0 (has it not) or -1 (unknown)")
+        return TagColumn(torch.from_numpy(values.astype(np.int8)), tuple(str(c) for c in range(values.shape[1])))
+
+    def _learn_novelty(self, train: ImageSet) -> Novelty:
+        some = train.subset(random_order(len(train), 0, Stream.NOVELTY_SAMPLE)[:4000])
+        redrawn = redraw_set(self.run_.model, some)
+        return learn_novelty(redrawn.codes, squared_error(some.batch(torch.arange(len(some))), redrawn.images))
 
     # ---- using what was learned ----
 
     def predict(self, images: Any) -> npt.NDArray[Any]:
-        """The most probable label of each image."""
-        best = self._probabilities(images).argmax(1)
-        return self.classes_[best]
+        """The most probable label of each image; with several labels per image [N, C] of 1 and 0."""
+        values = self._probabilities(images)
+        if self.run_.has(TAGS):
+            return (values >= 0.5).astype(np.int64)
+        return self.classes_[values.argmax(1)]
 
     def predict_proba(self, images: Any) -> Floats:
         """[N, classes]: how probable each label is; calibrated where enough labels could be held out."""
@@ -225,49 +274,58 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     def _probabilities(self, images: Any) -> Floats:
         check_is_fitted(self)
-        if self.run_.classifier is None:
+        if not (self.run_.has(LABELS) or self.run_.has(TAGS)):
             raise InputError("this model was fitted without labels: fit(images, labels) learns them")
         with value_errors():
-            found = self.run_.classifier(self._set(images))
-        values = found.probabilities.double().numpy()
+            if self.run_.has(TAGS):
+                return self.run_.tag(self._set(images)).probabilities.double().numpy()
+            values = self.run_.predict(self._set(images)).probabilities.double().numpy()
         return values / values.sum(1, keepdims=True)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of right labels; with several labels per image, of right entries among the known ones."""
+        check_is_fitted(self)
+        if self.run_.has(TAGS):
+            known = np.asarray(y) >= 0
+            return float((self.predict(X) == np.asarray(y))[known].mean())
+        return float(super().score(X, y, sample_weight))
 
     def transform(self, images: Any) -> Floats:
         """[N, J]: the codes, as means of q(s | X)."""
         check_is_fitted(self)
         with value_errors():
-            return draw_set(self.run_.model, self._set(images)).codes.double().numpy()
+            return mean_codes(self.run_.model, self._set(images)).double().numpy()
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.run_.architecture.code_size)
+        return int(self.run_.model.code_size)
 
     def score_samples(self, images: Any) -> Floats:
-        """[N]: how usual each image is. 0 is the middle of the training images, far below is strange."""
+        """[N]: a novelty score. 0 is the middle of the training images, far below is strange."""
         check_is_fitted(self)
-        if self._usual is None:
-            raise InputError("this model was not fitted in Python and does not know how usual its training images were")
+        if self._novelty is None:
+            raise InputError("this model was not fitted in Python and does not know how its training images vary")
         with value_errors():
             found = self._set(images)
-            drawn = draw_set(self.run_.model, found)
-            unlike = squared_error(found.batch(torch.arange(len(found))), drawn.images)
-            return self._usual.score(drawn.codes, unlike).numpy()
+            redrawn = redraw_set(self.run_.model, found)
+            unlike = squared_error(found.batch(torch.arange(len(found))), redrawn.images)
+            return self._novelty.score(redrawn.codes, unlike).numpy()
 
     def caption(self, images: Any, n_codes: int = 20, beam: int = 5) -> list[str]:
         """The best caption of each image."""
         check_is_fitted(self)
-        if self.run_.captioner is None:
+        if not self.run_.has(CAPTIONS):
             raise InputError("this model was fitted without captions: fit(images, labels, captions) learns them")
         with value_errors():
-            found = self.run_.captioner(self._set(images), search=Search(n_codes=n_codes, beam=beam))
+            found = self.run_.caption(self._set(images), Search(n_codes=n_codes, beam=beam))
             return [best[0].text if best else "" for best in found]
 
     def reconstruct(self, images: Any) -> Floats:
         """The images as the model draws them from their codes, in the layout and range of the training images."""
         check_is_fitted(self)
         with value_errors():
-            drawn = draw_set(self.run_.model, self._set(images))
-            return from_images(drawn.images, self.form_, self.image_shape)
+            redrawn = redraw_set(self.run_.model, self._set(images))
+            return from_images(redrawn.images, self.form_, self.image_shape)
 
     def sample(self, n: int = 1, random_state: Any = 0) -> Floats:
         """n images that the model makes up."""
@@ -301,10 +359,10 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         path = Path(folder).expanduser()
         if not overwrite and path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path} is not empty: choose another folder, or give overwrite=True")
-        for name, content in self._files.items():
-            write_atomic(path / name, content)
-        if self._usual is not None:
-            write_atomic(path / _USUAL, save_tensors(dataclasses.asdict(self._usual)))
+        with value_errors():
+            save_run(self.run_, path, self.data_)
+        if self._novelty is not None:
+            write_atomic(path / _NOVELTY, save_tensors(dataclasses.asdict(self._novelty)))
         write_atomic(path / _ABOUT, json.dumps(self._about(), indent=2) + "\n")
 
     @classmethod
@@ -312,26 +370,25 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         """What `save` wrote, or a run of `semisight train`."""
         path = Path(folder).expanduser()
         with value_errors():
-            run = load_run(path, device=device)
             model = cls(device=device)
-            form, usual = Form("planes" if run.architecture.image_shape[0] == 1 else "last", (0, 0, 0)), None
-            form = dataclasses.replace(form, shape=run.architecture.image_shape)
-            classes = None if run.classifier is None else np.array(run.classifier.class_names)
+            run = model.run_ = load_run(path, device=device)
+            model.data_ = run.data()
+            shape = run.architecture.image_shape
+            model.form_, model._novelty = Form("planes" if shape[0] == 1 else "last", shape), None
+            if run.has(LABELS) or run.has(TAGS):
+                model.classes_ = np.array(run.labels.class_names if run.has(LABELS) else run.tags.names)
             try:
                 if (path / _ABOUT).exists():
-                    about = json.loads((path / _ABOUT).read_text(encoding="utf-8"))
+                    about = parse_json(read_text(path / _ABOUT, MOST_JSON), str(path / _ABOUT))
                     model.set_params(**{name: _tuple(value) for name, value in about["params"].items()}, device=device)
-                    form, classes = Form.from_dict(about["form"]), _classes(about["classes"])
+                    model.form_ = Form.from_dict(about["form"])
+                    if about["classes"] is not None:
+                        model.classes_ = _classes(about["classes"])
                     if about["n_features_in"] is not None:
                         model.n_features_in_ = int(about["n_features_in"])
-                    usual = Usual(**load_tensors((path / _USUAL).read_bytes()))
+                    model._novelty = Novelty(**load_tensors(read_bytes(path / _NOVELTY, _MOST_NOVELTY)))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-            model._files = files_of(RunFolder(path), run.checkpoint)
-        model.form_, model._usual = form, usual
-        if classes is not None:
-            model.classes_ = classes
-        model._open()
         return model
 
     def _about(self) -> dict[str, Any]:
@@ -342,25 +399,6 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         params.pop("device", None)
         n_features = vars(self).get("n_features_in_")
         return {"params": params, "form": self.form_.to_dict(), "classes": classes, "n_features_in": n_features}
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        state.pop("run_", None)  # made again from the files
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "_files" in state:
-            self._open()
-
-    def _open(self) -> None:
-        """The run, from its files."""
-        with tempfile.TemporaryDirectory(prefix="semisight-") as folder:
-            for name, content in self._files.items():
-                path = Path(folder, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-            self.run_: Run = load_run(folder, device=self.device)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "run_" in vars(self)
@@ -390,7 +428,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
 
 def _as_set(pixels: Tensor) -> ImageSet:
-    return ImageSet(pixels, tuple(f"{i:06d}" for i in range(len(pixels))), source="images")
+    return ImageSet.of(pixels, tuple(f"{i:06d}" for i in range(len(pixels))), source="images")
 
 
 def _is_plain(value: Any) -> bool:
@@ -405,7 +443,5 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _classes(about: Mapping[str, Any] | None) -> npt.NDArray[Any] | None:
-    if about is None:
-        return None
+def _classes(about: Mapping[str, Any]) -> npt.NDArray[Any]:
     return np.array(about["values"], dtype={"i": np.int64, "u": np.uint64, "b": np.bool_}.get(about["kind"]))

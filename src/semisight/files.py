@@ -283,7 +283,12 @@ def check_seal(path: str | Path, *, required: bool = True, most: int = 100 << 20
 
 def write_json(path: str | Path, value: Mapping[str, Any]) -> None:
     """Writes a JSON file for people and programs, with a checksum of its values as its last one."""
-    write_atomic(path, json.dumps({**value, "checksum": json_checksum(value)}, indent=2, allow_nan=False) + "\n")
+    write_atomic(path, json_bytes(value))
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """What `write_json` writes."""
+    return (json.dumps({**value, "checksum": json_checksum(value)}, indent=2, allow_nan=False) + "\n").encode()
 
 
 def json_checksum(value: Mapping[str, Any]) -> str:

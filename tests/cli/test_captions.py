@@ -11,16 +11,18 @@ import torch
 from PIL import Image
 
 from semisight.data.builtin.scenes import read_scenes
+from semisight.data.columns import CaptionColumn
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
 from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.runs.caption_scores import Grade, captioned_images, evaluate_captions, grade
-from semisight.runs.caption_sets import sets_of
+from semisight.runs.caption_scores import Grade, evaluate_captions, grade
 from semisight.runs.caption_training import caption_plan
 from semisight.runs.captioner import hashes
+from semisight.runs.images import sets_of
 from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import DataSettings, resolve
 from semisight.runs.train import reload_sets
+from semisight.runs.truth import captioned_images
 from semisight.training.checkpoint import read_checkpoint
 from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
@@ -107,7 +109,7 @@ def test_every_format_gives_the_same_captions(photos: Path, tmp_path: Path, kind
     if kind == "karpathy":
         assert any("images of other splits" in note and "6 val, 6 test" in note for note in sets.train.notes)
         chosen = sets_of(DataSettings(str(photos), size=SIZE, captions=data.captions, split="val"), 0)
-        assert chosen.n_captioned == 6
+        assert chosen.n_present("captions") == 6
         with pytest.raises(UserError, match=r"no such split.*restval, test, train, val"):
             sets_of(DataSettings(str(photos), captions=data.captions, split="dev"), 0)
 
@@ -117,7 +119,8 @@ def test_images_stream_from_the_cache(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "captions.csv").write_text(table(list(TEXTS)[:9]))
     sets = sets_of(DataSettings(str(photos), size=SIZE, captions=str(tmp_path / "captions.csv")), 0)
     assert sets.valid is not None and sets.valid.captions is not None
-    assert (sets.n_captioned, sets.n_captioned_held_out, len(sets.valid)) == (9, 0, 2)  # too few to hold out
+    assert (sets.n_present("captions"), len(sets.valid)) == (9, 2)
+    assert sets.n_held_out("captions") == 0  # too few to hold out
     assert sets.train.images.untyped_storage().data_ptr() == sets.valid.images.untyped_storage().data_ptr()
     assert set(sets.train.names).isdisjoint(sets.valid.names)
 
@@ -125,16 +128,18 @@ def test_images_stream_from_the_cache(photos: Path, tmp_path: Path) -> None:
 def test_hidden_captions_are_never_learned_and_measured_on() -> None:
     data = DataSettings("builtin:scenes?n=300&size=8", captions="builtin", use_labels=False, captioned_images=120)
     sets = sets_of(data, seed=0)
-    assert sets.valid is not None and sets.hidden_captions is not None and sets.measured_captions is not None
-    assert (sets.n_captioned, sets.n_captioned_held_out) == (108, 12)
-    assert len(sets.measured_captions) == len(sets.valid) - 12 == 18
-    assert all(sets.measured_captions.captions or ())
+    measured = sets.measured("captions")
+    assert sets.valid is not None and measured is not None
+    assert (sets.n_present("captions"), sets.n_held_out("captions")) == (108, 12)
+    assert len(measured) == len(sets.valid) - 12 == 18
+    assert all(measured.captions or ())
     every = dict(zip(read_scenes(300, 8, 0).names, read_scenes(300, 8, 0).captions or (), strict=True))
-    for images, hidden in ((sets.train, sets.hidden_captions[0]), (sets.valid, sets.hidden_captions[1])):
-        assert [every[name] for name in images.names] == list(hidden)
+    for images, whole in zip((sets.train, sets.valid), sets.truth["captions"], strict=True):
+        assert isinstance(whole, CaptionColumn)
+        assert [every[name] for name in images.names] == list(whole.texts)
         assert all(shown in ((), every[name]) for name, shown in zip(images.names, images.captions or (), strict=True))
     alone = sets_of(DataSettings(data.source, captions="builtin", captioned_images=120, only_captioned=True), 0)
-    assert len(alone.train) == alone.n_captioned == 108
+    assert len(alone.train) == alone.n_present("captions") == 108
     assert alone.train.labels is not None
     assert load_nothing().train.captions is None
 
@@ -147,8 +152,9 @@ def load_nothing():  # type: ignore[no-untyped-def]
 def test_few_labels_of_a_class_stay_with_the_images_to_learn_from() -> None:
     data = DataSettings("builtin:scenes?n=200&size=8", captions="builtin", labels_per_class=3, valid_fraction=0.3)
     sets = sets_of(data, seed=0)
-    assert (sets.n_labelled, sets.n_held_out, sets.n_captioned_held_out) == (15, 0, 60)
-    assert sets.measured is not None and len(sets.measured) == 60
+    assert (sets.n_present("labels"), sets.n_held_out("labels"), sets.n_held_out("captions")) == (15, 0, 60)
+    measured = sets.measured("labels")
+    assert measured is not None and len(measured) == 60
 
 
 def test_defaults_suit_the_number_of_captions() -> None:
@@ -384,9 +390,9 @@ def test_without_data_it_is_measured_on_what_was_not_learned(tmp_path: Path) -> 
     assert result.code == 0, result.err
     assert json.loads(result.out)["n"] == 13
     assert "named rightly" in result.out
-    assert "whose held-out captions chose the weights" in result.err
+    assert "held-out images, whose captions also chose the weights" in result.err
     loaded = load_run(tmp_path / "run")
-    images = reload_sets(loaded).measured_captions
+    images = reload_sets(loaded).measured("captions")
     assert images is not None
     scored = evaluate_captions(loaded.captions(), images, with_meteor=False)
     encoded = EncodedCaptions.encode(images.captions or (), loaded.captions().vocabulary)
@@ -409,4 +415,4 @@ def test_what_meteor_needs_is_said(run: Path, photos: Path, tmp_path: Path, monk
     result = semisight("evaluate", run, photos, "--captions", tmp_path / "captions.csv")
     assert result.code == 0
     assert "METEOR was not computed" in result.err and "METEOR" not in result.out
-    assert "every caption" in refused("evaluate", run)
+    assert "all captions of" in refused("evaluate", run)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from semisight.cli import demo
-from semisight.runs.caption_sets import sets_of
+from semisight.runs.images import sets_of
 from semisight.runs.run import Comparison, load_run
-from semisight.runs.sets import load_sets
 from semisight.training.folder import RunFolder
 from tests.cli.commands import ok, refused
 
@@ -74,14 +73,16 @@ def test_all_trainings_stay_within_their_time(monkeypatch: pytest.MonkeyPatch) -
 def test_most_scenes_have_no_caption(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     sets = sets_of(demo.scene_settings().data, seed=0)
-    assert sets.n_captioned < 0.5 * len(sets.train)
-    assert sets.measured_captions is not None and len(sets.measured_captions) >= 300
+    assert sets.n_present("captions") < 0.5 * len(sets.train)
+    measured = sets.measured("captions")
+    assert measured is not None and len(measured) >= 300
 
 
 def test_both_trainings_see_the_same_labels_and_the_same_images_to_measure_on() -> None:
-    both, alone = (load_sets(demo.demo_settings(alone=alone).data, seed=0) for alone in (False, True))
+    both, alone = (sets_of(demo.demo_settings(alone=alone).data, seed=0) for alone in (False, True))
     assert both.train.labels is not None
     assert alone.train.names == both.train.subset(both.train.labels >= 0).names
-    assert both.measured is not None and alone.measured is not None
-    assert alone.measured.names == both.measured.names
+    measured = [sets.measured("labels") for sets in (both, alone)]
+    assert measured[0] is not None and measured[1] is not None
+    assert measured[0].names == measured[1].names
     assert len(both.train) > 4 * len(alone.train)

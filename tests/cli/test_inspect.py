@@ -126,7 +126,7 @@ def test_several_processes_see_what_one_sees(photos: tuple[Path, Path], monkeypa
 
 
 def test_large_images_are_decoded_by_chance(photos: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semisight.data.survey_worker.SMALL", 0)
+    monkeypatch.setattr("semisight.data.workers.SMALL", 0)
     monkeypatch.setattr(survey, "LARGE_DECODED", 10)
     found = survey.survey_folder(photos[0])
     assert 0 < found.n_decoded <= 10 < len(found.seen)

@@ -14,8 +14,8 @@ from semisight.report.labels import _matrix_picture
 from semisight.report.labels_seen import LabelsSeen, error_by_labels, label_words, most_confused, see_labels
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluating import compare, evaluate
+from semisight.runs.images import Sets
 from semisight.runs.run import Comparison, Run, load_run
-from semisight.runs.sets import Sets
 from semisight.runs.train import reload_sets
 from tests.cli.commands import ok
 from tests.cli.test_report import Page
@@ -59,13 +59,14 @@ def test_the_page_has_the_sections_of_labels(trial: Path) -> None:
 
 def test_what_it_says_was_measured(seen: LabelsSeen, loaded: tuple[Run, Sets]) -> None:
     run, sets = loaded
-    assert sets.measured is not None and seen.evaluation is not None
+    measured = sets.measured("labels")
+    assert measured is not None and seen.evaluation is not None
     assert seen.labelled.tolist() == [4] * 10
-    assert seen.evaluation.error == evaluate(run.labels(), sets.measured).error
-    assert int(seen.evaluation.confusion.sum()) == len(sets.measured)
+    assert seen.evaluation.error == evaluate(run.labels(), measured).error
+    assert int(seen.evaluation.confusion.sum()) == len(measured)
     words = " ".join(label_words(seen))
     assert "From 40 labels of 10 classes and 2" in words
-    assert f"{1 - seen.evaluation.error:.1%} of {len(sets.measured)} images whose labels were hidden" in words
+    assert f"{1 - seen.evaluation.error:.1%} of {len(sets.measured('labels'))} images whose labels were hidden" in words
     assert "not calibrated" in words
 
 
@@ -95,16 +96,17 @@ def test_more_labels_on_the_same_codes_are_worth_something(loaded: tuple[Run, Se
     assert seen.few[-1].error < seen.few[0].error
     assert all(0 <= few.error <= 1 for few in seen.few)
     run, sets = loaded
-    assert sets.measured is not None
+    measured = sets.measured("labels")
+    assert measured is not None
     # without the hidden labels there are 4 of each class to choose from
-    known = dataclasses.replace(sets, hidden=None)
-    assert [few.per_class for few in error_by_labels(run, known, sets.measured)] == [1, 2]
+    known = dataclasses.replace(sets, truth={})
+    assert [few.per_class for few in error_by_labels(run, known, measured)] == [1, 2]
 
 
 def test_a_run_without_held_out_labels_says_so(loaded: tuple[Run, Sets], tmp_path: Path) -> None:
     run, sets = loaded
-    unknown = dataclasses.replace(sets, hidden=None)
-    assert unknown.measured is None
+    unknown = dataclasses.replace(sets, truth={})
+    assert unknown.measured("labels") is None
     found = write_report(run, unknown, tmp_path / "page.html")
     assert found.labels is not None
     assert found.labels.evaluation is None

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from semisight.data.columns import ENOUGH_TO_HOLD_OUT, LEAST_HELD_OUT, LabelColumn
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.runs import sets as app_sets
-from semisight.runs.sets import ENOUGH_TO_HOLD_OUT, LEAST_HELD_OUT, load_sets, with_labels
+from semisight.runs.images import Sets, part, sets_of, with_labels
 from semisight.runs.settings import DataSettings, resolve
 
 
-def digits(**settings: object) -> app_sets.Sets:
-    return load_sets(DataSettings("builtin:digits", **settings), seed=0)  # type: ignore[arg-type]
+def digits(**settings: object) -> Sets:
+    return sets_of(DataSettings("builtin:digits", **settings), seed=0)  # type: ignore[arg-type]
 
 
 def counts(images: ImageSet | None) -> list[int]:
@@ -27,18 +27,19 @@ def counts(images: ImageSet | None) -> list[int]:
 
 def test_every_class_gives_its_share_to_be_held_out() -> None:
     sets = digits(valid_fraction=0.1)
-    assert sets.n_labelled + sets.n_held_out == 1797
+    assert sets.n_present("labels") + sets.n_held_out("labels") == 1797
     for learned, held_out in zip(counts(sets.train), counts(sets.valid), strict=True):
         assert held_out == round(0.1 * (learned + held_out))
-    assert sets.measured is not None
-    assert sets.measured.names == sets.valid.names if sets.valid else False
-    assert set(sets.train.names).isdisjoint(sets.measured.names)
+    measured = sets.measured("labels")
+    assert measured is not None and sets.valid is not None
+    assert measured.names == sets.valid.names
+    assert set(sets.train.names).isdisjoint(measured.names)
 
 
 def test_few_labels_are_all_learned_from() -> None:
     sets = digits(labels_per_class=ENOUGH_TO_HOLD_OUT - 1, valid_fraction=0.2)
     assert counts(sets.train) == [ENOUGH_TO_HOLD_OUT - 1] * 10
-    assert sets.n_held_out == 0
+    assert sets.n_held_out("labels") == 0
     enough = digits(labels_per_class=ENOUGH_TO_HOLD_OUT, valid_fraction=0.01)
     assert counts(enough.valid) == [LEAST_HELD_OUT] * 10
 
@@ -48,37 +49,39 @@ def test_hidden_labels_are_measured_on_and_never_learned(per_class: int) -> None
     everything = digits(valid_fraction=0.0).train
     truth = dict(zip(everything.names, everything.labels.tolist(), strict=True))  # type: ignore[union-attr]
     sets = digits(labels_per_class=per_class, valid_fraction=0.25)
-    assert sets.n_labelled + sets.n_held_out == 10 * per_class
-    assert sets.hidden is not None and sets.measured is not None and sets.measured.labels is not None
-    assert sets.hidden[0].tolist() == [truth[name] for name in sets.train.names]
-    assert sets.measured.labels.tolist() == [truth[name] for name in sets.measured.names]
+    assert sets.n_present("labels") + sets.n_held_out("labels") == 10 * per_class
+    measured, whole = sets.measured("labels"), sets.truth["labels"][0]
+    assert isinstance(whole, LabelColumn) and measured is not None and measured.labels is not None
+    assert whole.values.tolist() == [truth[name] for name in sets.train.names]
+    assert measured.labels.tolist() == [truth[name] for name in measured.names]
     assert sets.valid is not None and sets.valid.labels is not None
     held_out = {name for name, label in zip(sets.valid.names, sets.valid.labels.tolist(), strict=True) if label >= 0}
-    assert held_out.isdisjoint(sets.measured.names)
-    assert set(sets.train.names).isdisjoint(sets.measured.names)
-    assert len(sets.measured) + len(held_out) == len(sets.valid)
+    assert held_out.isdisjoint(measured.names)
+    assert set(sets.train.names).isdisjoint(measured.names)
+    assert len(measured) + len(held_out) == len(sets.valid)
 
 
 def test_the_labelled_images_alone_are_the_same_ones() -> None:
     both, alone = (digits(labels_per_class=2, valid_fraction=0.25, only_labelled=only) for only in (False, True))
-    assert len(alone.train) == alone.n_labelled == 20
+    assert len(alone.train) == alone.n_present("labels") == 20
     assert both.train.labels is not None
     assert alone.train.names == both.train.subset(both.train.labels >= 0).names
-    assert both.measured is not None and alone.measured is not None
-    assert alone.measured.names == both.measured.names
+    measured = [sets.measured("labels") for sets in (both, alone)]
+    assert measured[0] is not None and measured[1] is not None
+    assert measured[0].names == measured[1].names
 
 
 def test_without_labels_nothing_is_known() -> None:
     sets = digits(use_labels=False)
-    assert not sets.has_labels
-    assert (sets.measured, sets.n_labelled, sets.n_held_out, sets.hidden) == (None, 0, 0, None)
+    assert not sets.has("labels") and sets.measured("labels") is None and sets.truth == {}
+    assert (sets.n_present("labels"), sets.n_held_out("labels")) == (0, 0)
 
 
 @given(st.lists(st.integers(-1, 3), min_size=2, max_size=150), st.sampled_from([0.0, 0.1, 0.5]), st.integers(0, 5))
 def test_parting_loses_and_doubles_no_image(labels: list[int], fraction: float, seed: int) -> None:
     pixels = torch.zeros(len(labels), 1, 2, 2)
     images = ImageSet.of(pixels, tuple(map(str, range(len(labels)))), torch.tensor(labels), tuple("abcd"))
-    train, valid = app_sets.part_labelled(images, fraction, seed)
+    train, valid = part(images, fraction, seed)
     assert sorted([*train.tolist(), *valid.tolist()]) == list(range(len(labels)))
     learned = torch.tensor(labels)[train]
     assert set(learned.tolist()) - {-1} == set(labels) - {-1}
@@ -102,10 +105,12 @@ def test_a_class_with_one_example_is_told() -> None:
     assert any("1 class has a single labelled image: b" in note for note in images.notes)
 
 
-def test_one_class_is_refused_and_unknown_labels_are_none() -> None:
+def test_one_class_is_refused_and_unknown_labels_are_none_and_told() -> None:
     with pytest.raises(UserError, match="all labelled images of a set are 'b'"):
         with_labels(some_images([1, 1, -1], ("a", "b")), DataSettings("x"))
-    assert with_labels(some_images([-1, -1], ("a", "b")), DataSettings("x")).labels is None
+    unknown = with_labels(some_images([-1, -1], ("a", "b")), DataSettings("x"))
+    assert unknown.labels is None
+    assert unknown.notes == ("a set has labels, but all are unknown: nothing is learned from them",)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,7 @@ def test_labels_are_asked_for_where_there_are_none(tmp_path: Path) -> None:
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     for settings in ({"labels_per_class": 1}, {"only_labelled": True}):
         with pytest.raises(UserError, match="carries no labels: give --labels"):
-            load_sets(DataSettings(str(tmp_path), **settings), 0)  # type: ignore[arg-type]
+            sets_of(DataSettings(str(tmp_path), **settings), 0)  # type: ignore[arg-type]
 
 
 def test_labels_of_an_array(tmp_path: Path) -> None:
@@ -141,11 +146,11 @@ def test_labels_of_an_array(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.array([0, 1, -1, 1, 0, -1]))
     np.save(tmp_path / "short.npy", np.array([0, 1]))
     data = DataSettings(str(tmp_path / "images.npz"), labels=str(tmp_path / "labels.npy"), valid_fraction=0.0)
-    sets = load_sets(data, 0)
+    sets = sets_of(data, 0)
     assert sets.train.labels is not None
     assert sets.train.labels.tolist() == [0, 1, -1, 1, 0, -1]
     with pytest.raises(UserError, match=r"has shape \[2\], but there are 6 images"):
-        load_sets(DataSettings(data.source, labels=str(tmp_path / "short.npy")), 0)
+        sets_of(DataSettings(data.source, labels=str(tmp_path / "short.npy")), 0)
 
 
 # --- settings where there are labels

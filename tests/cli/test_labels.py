@@ -238,7 +238,7 @@ def test_predict_to_a_file_replaces_nothing_unasked(many: Path, photos: Path, tm
 def test_labels_are_asked_of_a_run_that_has_none(shared_run: Path, few: Path) -> None:
     for command in ("predict", "evaluate"):
         assert "learned from images alone and knows no labels" in refused(command, shared_run, "builtin:digits")
-    assert "every label" in refused("evaluate", few)
+    assert "all labels of" in refused("evaluate", few)
 
 
 # --- evaluate
@@ -366,10 +366,11 @@ def test_hidden_labels_measure_a_trial(tmp_path: Path) -> None:
     trial = ["--limit", "200", "--labels-per-class", "3", "--valid-fraction", "0.3", "--epochs", "2", *QUICK]
     ok("train", "builtin:digits", "--out", tmp_path, *trial)
     sets = reload_sets(load_run(tmp_path))
-    assert sets.measured is not None
+    measured = sets.measured("labels")
+    assert measured is not None
     result = semisight("evaluate", tmp_path, "--format", "json")
     assert "hidden from the training" in result.err
-    assert json.loads(result.out)["n"] == len(sets.measured)
+    assert json.loads(result.out)["n"] == len(measured)
 
 
 def test_labels_that_have_moved(photos: Path, tmp_path: Path) -> None:
@@ -380,7 +381,7 @@ def test_labels_that_have_moved(photos: Path, tmp_path: Path) -> None:
     assert "--labels if the labels have" in refused("report", run)
     with pytest.raises(UserError, match=r"labels\.csv"):
         reload_sets(load_run(run))
-    assert reload_sets(load_run(run), labels=str(tmp_path / "moved.csv")).n_labelled == 12
+    assert reload_sets(load_run(run), labels=str(tmp_path / "moved.csv")).n_present("labels") == 12
 
 
 def test_settings_follow_the_number_of_labels() -> None:

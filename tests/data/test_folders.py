@@ -166,7 +166,15 @@ def test_grey_and_colour_together_are_read_in_colour_and_it_is_said(tmp_path: Pa
 
 
 def test_a_class_per_folder(tmp_path: Path) -> None:
-    for name in ("dog/1.png", "cat/1.png", "cat/deep/2.png", "loose.png", "unlabelled/1.png", "cow/broken.png"):
+    for name in (
+        "dog/1.png",
+        "cat/1.png",
+        "cat/deep/2.png",
+        "loose.png",
+        "Unlabeled/2.png",
+        "unlabelled/1.png",
+        "cow/broken.png",
+    ):
         write_image(tmp_path / name, random_image(0))
     (tmp_path / "cow" / "broken.png").write_text("broken")
     image_set = load(tmp_path, class_per_folder=True)
@@ -177,6 +185,7 @@ def test_a_class_per_folder(tmp_path: Path) -> None:
         "dog/1.png": 1,
         "loose.png": -1,
         "unlabelled/1.png": -1,
+        "Unlabeled/2.png": -1,
     }
     assert load(tmp_path).labels is None
 

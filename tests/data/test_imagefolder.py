@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from semisight.data import load
-from semisight.data.sources import is_image_folder
+from semisight.data.sources import Kind, kind_of
 from semisight.errors import UserError
 
 
@@ -26,7 +26,7 @@ def test_parts_with_a_class_per_folder(tmp_path: Path) -> None:
     assert (len(train), len(test)) == (6, 2)
     assert train.class_names == test.class_names == ("cat", "dog")
     assert train.labels is not None and train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert not is_image_folder(tmp_path) and is_image_folder(tmp_path / "train")
+    assert (kind_of(tmp_path), kind_of(tmp_path / "train")) == (Kind.IMAGEFOLDER, Kind.PICTURES)
 
 
 def test_tables_with_labels_and_captions(tmp_path: Path) -> None:

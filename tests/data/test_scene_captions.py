@@ -5,18 +5,24 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semisight.data.builtin.scene_captions import (
+from semisight.data.builtin.scenes import (
+    COLOURS,
     MAX_CAPTIONS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
     Described,
     Facts,
+    Scene,
+    SceneObject,
     _paraphrases,
     captions_of,
     facts_of,
+    make_scenes,
     names_rightly,
     parse_caption,
     plain_caption,
 )
-from semisight.data.builtin.scene_layout import COLOURS, RELATIONS, SHAPES, SIZES, Scene, SceneObject, make_scenes
 
 objects = st.builds(
     SceneObject,

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from semisight.data import load
-from semisight.data.builtin.scene_layout import COLOURS, RELATIONS, SHAPES, Scene, SceneObject, make_scenes
-from semisight.data.builtin.scenes import _RGB, draw_scenes, read_scenes
+from semisight.data.builtin.scenes import (
+    _RGB,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    Scene,
+    SceneObject,
+    draw_scenes,
+    make_scenes,
+    read_scenes,
+)
 from semisight.data.columns import choose_labelled
 from semisight.errors import UserError
 
@@ -111,6 +120,16 @@ def test_labels_and_sizes_of_the_set() -> None:
     for bad in ({"n": 0}, {"size": 7}, {"size": 5000}, {"n_captions": 99}, {"n": 10, "n_captions": -1}):
         with pytest.raises(UserError):
             read_scenes(**{"n": 2, **bad})
+
+
+def test_tags_are_the_colours_and_shapes_in_the_picture() -> None:
+    tags = read_scenes(200, 8, 3).tags
+    assert tags is not None and tags.names == (*COLOURS, *SHAPES)
+    for scene, row in zip(make_scenes(200, 3), tags.values.tolist(), strict=True):
+        things = [thing for thing in (scene.main, scene.other) if thing is not None]
+        wanted = {thing.colour for thing in things} | {thing.shape for thing in things}
+        assert {name for name, value in zip(tags.names, row, strict=True) if value == 1} == wanted
+        assert -1 not in row
 
 
 def test_ten_thousand_pictures_take_seconds() -> None:

@@ -1,4 +1,4 @@
-"""Labels from tables: matched by name, doubtful rows counted, contradictions refused."""
+"""Labels and tags from tables: matched by name, doubtful rows counted, contradictions refused."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semisight.data.tables import read_labels
+from semisight.data.tables import read_labels, read_tags
 from semisight.errors import UserError
 
 NAMES = ("pets/a.png", "pets/b.png", "wild/c.png", "wild/b.png", "d.png")
@@ -148,3 +148,96 @@ def test_any_table_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, 
             assert str(path) in str(error)
         else:
             assert int(found.labels.min()) >= -1 and int(found.labels.max()) < len(found.class_names)
+
+
+# --- several labels per image
+
+LISTED = "file,label\npets/a.png,dog\npets/a.png,brown\nd.png,cat\nd.png,?brown\npets/b.png,\n"
+COLUMNS = "file,brown,cat,dog\npets/a.png,1,0,1\nd.png,,1,0\nb/none.png,1,1,1\npets/b.png,0,0,0\n"
+TAGS = [[1, 0, 1], [0, 0, 0], [-1, -1, -1], [-1, -1, -1], [-1, 1, 0]]
+
+
+def test_a_row_for_every_tag_of_an_image(tmp_path: Path) -> None:
+    found = read_tags(table(tmp_path, LISTED), NAMES)
+    assert found.column.names == ("brown", "cat", "dog") and found.warnings == ()
+    assert found.column.values.tolist() == TAGS and found.column.values.dtype == torch.int8
+    assert found.column.present.tolist() == [True, True, False, False, True]
+
+
+def test_a_column_for_each_tag(tmp_path: Path) -> None:
+    found = read_tags(table(tmp_path, COLUMNS), NAMES)
+    assert found.column.names == ("brown", "cat", "dog") and found.column.values.tolist() == TAGS
+    assert found.warnings == ("1 row names a file that is not among the images: b/none.png",)
+    again = read_tags(table(tmp_path, COLUMNS.replace(",", ";") + "d.png;0;;\n"), NAMES)  # the rows add up
+    assert again.column.values[4].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("text", [LISTED, COLUMNS])
+def test_the_tags_of_a_model_keep_their_order(tmp_path: Path, text: str) -> None:
+    found = read_tags(table(tmp_path, text), NAMES, ("dog", "cat", "brown", "old"))
+    assert found.column.names == ("dog", "cat", "brown", "old")
+    assert found.column.values[:, :3].tolist() == [row[::-1] for row in TAGS]
+    # what is not listed an image has not; about what has no column nothing is known
+    assert found.column.values[:, 3].tolist() == ([0, 0, -1, -1, 0] if text == LISTED else [-1] * 5)
+    with pytest.raises(UserError, match="labels that are no known class: brown, cat; known"):
+        read_tags(table(tmp_path, text), NAMES, ("dog", "cats"))
+
+
+def test_tags_of_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "tags.npy", np.array(TAGS))
+    np.savez(tmp_path / "tags.npz", tags=np.array(TAGS, np.float32), tag_names=["brown", "cat", "dog"])
+    plain, named = read_tags(tmp_path / "tags.npy", NAMES), read_tags(tmp_path / "tags.npz", NAMES)
+    assert plain.column.values.tolist() == named.column.values.tolist() == TAGS
+    assert (plain.column.names, named.column.names) == (("0", "1", "2"), ("brown", "cat", "dog"))
+    assert read_tags(tmp_path / "tags.npy", NAMES, ("x", "y", "z")).column.names == ("x", "y", "z")
+    turned = read_tags(tmp_path / "tags.npz", NAMES, ("dog", "old", "cat", "brown")).column
+    assert turned.values[0].tolist() == [1, -1, 0, 1]
+    with pytest.raises(UserError, match="3 columns, but there are 2 tags"):
+        read_tags(tmp_path / "tags.npy", NAMES, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\nnowhere.png,dog\n", "labels none of the 5 images"),
+        ("file,label\nd.png,dog\nd.png,?dog\n", r"says of d.png both dog and \?dog"),
+        ("file,label\nd.png,\n", "gives no image a tag"),
+        ("file,cat\nd.png,yes\n", "says 'yes' of d.png in the column cat: write 1"),
+        ("file,cat\nd.png,1\nd.png,0\n", "both that it has cat and that it has not"),
+        ("file,cat\nd.png,\n", "every entry is unknown"),
+        ("name,cat\nd.png,1\n", "needs the columns file,label"),
+        ("file\nd.png\n", "needs the columns file,label"),
+    ],
+)
+def test_tags_that_cannot_be_meant(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_tags(table(tmp_path, text), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((4, 2)), r"shape \[4, 2\]; they must be \[5, C\]"),
+        (np.zeros(5), r"shape \[5\]"),
+        (np.full((5, 2), 0.5), "1 .has it., 0 .has it not. or -1"),
+        (np.full((5, 2), "1"), "1 .has it., 0 .has it not. or -1"),
+        (np.full((5, 2), -1), "every entry is unknown"),
+    ],
+)
+def test_arrays_that_are_no_tags(tmp_path: Path, array: np.ndarray, message: str) -> None:
+    np.save(tmp_path / "tags.npy", array)
+    with pytest.raises(UserError, match=message):
+        read_tags(tmp_path / "tags.npy", NAMES)
+
+
+def test_tags_that_teach_nothing_are_told(tmp_path: Path) -> None:
+    found = read_tags(table(tmp_path, "file,cat,dog\nd.png,1,0\npets/a.png,1,\n"), NAMES)
+    assert found.warnings == (
+        "no image is known to have 1 tag: dog",
+        "no image is known to be without 1 tag: cat",
+    )
+
+
+def test_one_label_each_or_tags(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"more than one label: pets/a.png .*--tags if images may have several"):
+        read_labels(table(tmp_path, LISTED.replace("?", "")), NAMES)

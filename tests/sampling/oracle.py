@@ -8,8 +8,8 @@ from torch import Tensor
 
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.decoder import Decoder
-from semisight.model.posterior import maps_of_code
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import maps_of_code
 from semisight.sampling.decoder_matrix import one_hot
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # overlapping windows; 256 joint z

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from semisight.model.architecture import Architecture
 from semisight.model.decoder import Decoder
-from semisight.model.posterior import flat_code, maps_of_code
 from semisight.model.heads.labels import BayesianSVM, one_versus_all
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling import codes as module
 from semisight.sampling.codes import CodePrior, draw_code, label_prior, standard_prior
 from tests.sampling.oracle import (

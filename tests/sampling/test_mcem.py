@@ -13,8 +13,8 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
 from semisight.model.decoder import Decoder
-from semisight.model.posterior import flat_code, maps_of_code
 from semisight.model.heads.labels import BayesianSVM
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions

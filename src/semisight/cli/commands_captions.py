@@ -70,7 +70,8 @@ def evaluate_captions_of(
 ) -> None:
     """`semisight evaluate` for the captions of a run."""
     from semisight.data.image_set import skipped_summary
-    from semisight.runs.caption_scores import captioned_images, evaluate_captions, written
+    from semisight.runs.caption_scores import evaluate_captions, written
+    from semisight.runs.truth import captioned_images
 
     with reading() as progress:
         found = captioned_images(loaded, data, captions=captions, split=split, limit=limit, progress=progress)

@@ -148,7 +148,7 @@ def _train(
     if report:
         _report_of_training(out, trained.sets)
     sets = trained.sets
-    following = "caption" if sets.has_captions else "predict" if sets.has_labels else None
+    following = "caption" if sets.has("captions") else "predict" if sets.has("labels") else None
     say(f"Next: semisight {following} {out} IMAGES" if following else
         f"Next: semisight generate {out} --out samples.png")  # fmt: skip
 

@@ -17,8 +17,8 @@ from semisight.report.captions_seen import caption_words
 from semisight.report.material import Material
 from semisight.report.page import Section
 from semisight.runs.evaluating import evaluate
+from semisight.runs.images import Progress
 from semisight.runs.run import Comparison, DataRecord, data_file, load_run, report_file
-from semisight.runs.sets import Progress
 from semisight.runs.settings import DataSettings, Settings, resolve
 from semisight.runs.train import Say, train_run
 from semisight.training.folder import RunFolder
@@ -141,8 +141,9 @@ def error_alone(minutes: float | None, seed: int) -> float:
         path = Path(scratch) / "alone"
         settings = demo_settings(minutes, seed, alone=True)
         trained = train_run(settings, path, resume=False, overwrite=False, say=lambda line: None)
-        assert trained.sets.measured is not None
-        return evaluate(load_run(path).labels(), trained.sets.measured).error
+        measured = trained.sets.measured("labels")
+        assert measured is not None
+        return evaluate(load_run(path).labels(), measured).error
 
 
 def free_folder(wanted: Path) -> Path:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semisight.data.columns import TagColumn
 from semisight.errors import UserError
 
 Array = npt.NDArray[np.generic]
@@ -112,6 +113,25 @@ def check_labels(array: Array, n: int, where: str) -> tuple[Tensor, tuple[str, .
             "number the classes 0, 1, 2, ... and use -1 where the label is unknown"
         )
     return torch.from_numpy(array.astype(np.int64)), tuple(str(c) for c in range(high + 1))
+
+
+def check_tags(array: Array, names: Array | None, n: int, where: str) -> TagColumn:
+    """int8 [N, C] tags of 1 (has it), 0 (has it not) and -1 (unknown); without names they are "0", "1", ..."""
+    if array.ndim != 2 or len(array) != n:
+        raise UserError(f"{where}: tags have shape {list(array.shape)}; they must be [{n}, C], a column for each tag")
+    if array.dtype.kind not in "biuf" or not np.isin(array, (-1, 0, 1)).all():
+        raise UserError(f"{where}: tags must be 1 (has it), 0 (has it not) or -1 (unknown), and nothing else")
+    listed = tuple(str(c) for c in range(array.shape[1])) if names is None else texts(names)
+    if len(listed) != array.shape[1] or len(set(listed)) != len(listed):
+        raise UserError(f"{where}: `tag_names` must be a list of {array.shape[1]} different names, one per column")
+    return TagColumn(torch.from_numpy(array.astype(np.int8)), listed)
+
+
+def texts(array: Array) -> tuple[str, ...]:
+    """The texts of a list of them; none of anything else."""
+    if array.ndim != 1 or array.dtype.kind not in "US":
+        return ()
+    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in array.tolist())
 
 
 def to_tensor(array: Array) -> Tensor:

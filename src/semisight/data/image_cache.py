@@ -29,7 +29,7 @@ import torch
 from semisight.data.formats.folders import Progress, printable, walk
 from semisight.data.formats.pictures import MAX_PIXELS
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
-from semisight.data.processes import cores, run_jobs
+from semisight.data.workers import cores, share_out
 from semisight.errors import UserError
 from semisight.files import atomic_path, write_atomic
 
@@ -219,7 +219,6 @@ def _reserve(file: Path, shape: tuple[int, ...]) -> None:
 def _decode(file: Path, wanted: _Wanted, workers: int, max_pixels: int, progress: Progress | None) -> dict[int, str]:
     """Every image to its row of the file, by several processes; for the rows that stay empty, why."""
     images = list(enumerate(wanted.names))
-    parts = [part for start in range(workers) if (part := images[start::workers])]
     reasons: dict[int, str] = {}
     done = 0
 
@@ -232,13 +231,7 @@ def _decode(file: Path, wanted: _Wanted, workers: int, max_pixels: int, progress
         if progress is not None:
             progress(done, len(images))
 
-    def what(number: int, answered: int) -> str:
-        part = parts[number]
-        return f"{printable(part[min(answered, len(part) - 1)][1])} of {wanted.folder}"
-
-    same = {"folder": str(wanted.folder), "file": str(file), "max_pixels": max_pixels}
-    jobs = [{**same, "images": part} for part in parts]
-    run_jobs("semisight.data.image_cache_worker", jobs, [len(part) for part in parts], answer, what)
+    share_out("decode", wanted.folder, images, workers, answer, file=str(file), max_pixels=max_pixels)
     return dict(sorted(reasons.items()))
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 
 ACCEPTED = """\
   builtin:digits                          1,797 handwritten digits, 8 x 8 pixels
-  builtin:scenes?n=2000&size=32&seed=1    generated pictures of coloured shapes, with labels and captions
+  builtin:scenes?n=2000&size=32&seed=1    generated pictures of coloured shapes, with labels, tags and captions
   FOLDER                                  images in any common format, in folders as deep as you like
   IMAGE                                   a single image
-  FILE.npz, FILE.npy                      array `images`, and maybe `labels`
+  FILE.npz, FILE.npy                      array `images`, and maybe `labels` and `tags`
   MNIST's idx files                       a folder of them, or one file of images, plain or .gz
   CIFAR-10, CIFAR-100                     a folder of batches, or one batch, binary or Python
   SHARD.tar                               WebDataset: one tar file, or a folder of them
@@ -56,20 +57,14 @@ def load(
         raise UserError(f"channels must be 1 (grey) or 3 (colour), not {channels}")
     if part not in (None, *_PARTS):
         raise UserError(f"part must be train or test, not {part!r}")
-    text = str(source)
-    if text.startswith("builtin:"):
+    kind = kind_of(source)
+    if kind is Kind.BUILTIN:
         if part is not None:
-            raise UserError(f"{text} has no {part} part; split it, or give scenes another seed")
-        return _load_builtin(text, size, channels, limit, seed)
+            raise UserError(f"{source} has no {part} part; split it, or give scenes another seed")
+        return _load_builtin(str(source), size, channels, limit, seed)
     path = Path(source).expanduser()
-    try:
-        is_folder, is_there = path.is_dir(), path.exists()
-    except (OSError, ValueError) as error:  # a name too long, a byte 0 in it, no permission on the way
-        raise UserError(f"cannot read {text[:200]}: {error}") from error
-    if not is_there:
-        raise _unknown(text, path)
-    if is_folder:
-        return _load_folder(path, size, channels, class_per_folder, limit, seed, part, progress)
+    if kind is not Kind.FILE:
+        return _load_folder(path, kind, size, channels, class_per_folder, limit, seed, part, progress)
     if class_per_folder:
         raise UserError(f"{path} is a file: only a folder of images can have a class per folder")
     if part is not None:
@@ -115,22 +110,46 @@ def _options(text: str, query: str, known: tuple[str, ...]) -> dict[str, int]:
     return options
 
 
-def is_image_folder(path: Path) -> bool:
-    """Whether a path is a folder of plain image files, not one that makes up a set of its own kind."""
+class Kind(Enum):
+    """What a source is."""
+
+    BUILTIN = "a built-in set"
+    FILE = "a single file"
+    IDX = "a folder of MNIST's files"
+    CIFAR = "a folder of CIFAR's batches"
+    SHARDS = "a folder of WebDataset's shards"
+    IMAGEFOLDER = "a folder in Hugging Face's layout"
+    PICTURES = "a folder of image files"
+
+
+def kind_of(source: str | Path) -> Kind:
+    """What a source is, by its name and by what lies in it."""
     from semisight.data.formats.cifar import is_cifar_folder
-    from semisight.data.formats.idx import find_idx_images
+    from semisight.data.formats.idx import is_idx_name
     from semisight.data.formats.imagefolder import is_imagefolder
     from semisight.data.formats.webdataset import find_shards
 
+    text = str(source)
+    if text.startswith("builtin:"):
+        return Kind.BUILTIN
+    path = Path(source).expanduser()
     try:
-        published = find_idx_images(path, "train") is not None or is_cifar_folder(path)
-        return path.is_dir() and not published and not find_shards(path) and not is_imagefolder(path)
-    except (OSError, ValueError):  # what is wrong is said when it is loaded
-        return False
+        if not path.exists():
+            raise _unknown(text, path)
+        if not path.is_dir():
+            return Kind.FILE
+        if any(is_idx_name(file.name) for file in path.iterdir()):
+            return Kind.IDX
+        if is_cifar_folder(path):
+            return Kind.CIFAR
+    except (OSError, ValueError) as error:  # a name too long, a byte 0 in it, no permission on the way
+        raise UserError(f"cannot read {text[:200]}: {getattr(error, 'strerror', None) or error}") from error
+    return Kind.SHARDS if find_shards(path) else Kind.IMAGEFOLDER if is_imagefolder(path) else Kind.PICTURES
 
 
 def _load_folder(
     path: Path,
+    kind: Kind,
     size: int | None,
     channels: int | None,
     class_per_folder: bool,
@@ -139,29 +158,23 @@ def _load_folder(
     part: str | None,
     progress: Callable[[int, int], None] | None,
 ) -> "ImageSet":
-    from semisight.data.formats.cifar import is_cifar_folder, read_cifar_folder
+    from semisight.data.formats.cifar import read_cifar_folder
     from semisight.data.formats.folders import read_folder
     from semisight.data.formats.idx import find_idx_images, read_idx_images
-    from semisight.data.formats.imagefolder import is_imagefolder, read_imagefolder
+    from semisight.data.formats.imagefolder import read_imagefolder
     from semisight.data.formats.webdataset import find_shards, read_shards
 
-    try:
-        images = find_idx_images(path, part or "train")
-        is_cifar = images is None and is_cifar_folder(path)
-    except OSError as error:
-        raise UserError(f"cannot read the folder {path}: {error.strerror or error}") from error
-    if images is not None:
+    if kind is Kind.IDX and (images := find_idx_images(path, part or "train")) is not None:
         return _finish(read_idx_images(images), size, channels, limit, seed)
-    if is_cifar:
+    if kind is Kind.CIFAR:
         return _finish(read_cifar_folder(path, part or "train"), size, channels, limit, seed)
     choose = None if limit is None else lambda n: _drawn(n, limit, seed)
-    shards = find_shards(path)
-    if shards and part is None:
-        return read_shards(shards, size=size, channels=channels, choose=choose, progress=progress)
-    if not class_per_folder and is_imagefolder(path):
+    if kind is Kind.SHARDS and part is None:
+        return read_shards(find_shards(path), size=size, channels=channels, choose=choose, progress=progress)
+    if kind is Kind.IMAGEFOLDER and not class_per_folder:
         return read_imagefolder(path, part, size=size, channels=channels, choose=choose, progress=progress)
     if part is not None:
-        raise UserError(f"{path} is a folder of images, with no {part} part of its own: give the folder of that part")
+        raise UserError(f"{path} is {kind.value}, with no {part} part of its own: give the folder of that part")
     try:
         return read_folder(
             path,

@@ -14,11 +14,10 @@ from typing import Any
 from semisight.data.formats.folders import printable, walk
 from semisight.data.formats.pictures import MAX_PIXELS, Header
 from semisight.data.image_set import Skipped
-from semisight.data.processes import cores, run_jobs
-from semisight.data.survey_worker import examine
+from semisight.data.workers import cores, examine, share_out
 from semisight.errors import UserError
 
-LARGE_DECODED = 1000  # so many of the images that are larger than survey_worker.SMALL
+LARGE_DECODED = 1000  # so many of the images that are larger than workers.SMALL
 _FEW = 400  # files that are looked at sooner than further processes start
 
 Progress = Callable[[int, int], None]
@@ -72,13 +71,7 @@ def survey_folder(
         for row, name, large_too in files:
             answer([row, *examine(folder / name, large_too, max_pixels)])
     else:
-        parts = [files[start::processes] for start in range(processes)]
-        jobs = [{"folder": str(folder), "max_pixels": max_pixels, "files": part} for part in parts]
-
-        def what(number: int, answered: int) -> str:
-            return f"{printable(parts[number][min(answered, len(parts[number]) - 1)][1])} of {folder}"
-
-        run_jobs("semisight.data.survey_worker", jobs, [len(part) for part in parts], answer, what)
+        share_out("examine", folder, files, processes, answer, max_pixels=max_pixels)
     return _gathered(folder, found.names, answers, found.skipped)
 
 

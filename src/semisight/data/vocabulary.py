@@ -88,11 +88,6 @@ class Vocabulary:
         """The same, as people write it."""
         return readable(self.tokens(symbols))
 
-    def share_unknown(self, captions: Iterable[str]) -> float:
-        """How many of the captions' words are not in the vocabulary."""
-        known = [word in self._index for caption in captions for word in tokenize(caption)]
-        return 1 - sum(known) / max(len(known), 1)
-
     def to_json(self) -> str:
         content = {"format": FORMAT, "min_count": self.min_count, "words": self.words[len(SPECIAL) :]}
         return json.dumps(content, ensure_ascii=False, indent=0)

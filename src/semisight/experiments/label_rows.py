@@ -218,7 +218,7 @@ def train(
         about={"row": asdict(row)},
     )
     fitted, before = fit(trainer)
-    return Trained(learner, trainer.run.newest, fitted.checkpoint, before)
+    return Trained(learner, trainer.folder.newest, fitted.checkpoint, before)
 
 
 def train_without_labels(

@@ -155,5 +155,5 @@ def learn(train: ImageSet, chosen: Tensor, former: Learner | None, seed: int, st
         on_epoch = refresher(learner.joint, images, seed)
         trainer = Trainer(learner.joint, images, folder, config=config, plan=learner.plan, on_epoch=on_epoch)
         trainer.fit()
-        load_parts(learner.joint.parts(), trainer.run.newest)  # averaged
+        load_parts(learner.joint.parts(), trainer.folder.newest)  # averaged
     return learner

@@ -116,7 +116,7 @@ def fill(
 def fit(trainer: Trainer) -> tuple[Fitted, float]:
     """Trains, or goes on with what a stopped command left; with the seconds that were spent before."""
     began = time.monotonic()
-    fitted = trainer.fit(resume=trainer.run.newest.exists())
+    fitted = trainer.fit(resume=trainer.folder.newest.exists())
     return fitted, max(0.0, fitted.seconds - (time.monotonic() - began))
 
 

@@ -41,9 +41,7 @@ from torch import Tensor, nn
 
 from semisight.data.augment import CAPTION_AUGMENT
 from semisight.data.batches import LabelledAndUnlabelled, Shuffled, share_of_batch
-from semisight.data.builtin.scene_captions import Facts, facts_of, names_rightly
-from semisight.data.builtin.scene_layout import make_scenes
-from semisight.data.builtin.scenes import read_scenes
+from semisight.data.builtin.scenes import Facts, facts_of, make_scenes, names_rightly, read_scenes
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CaptionColumn
 from semisight.data.image_cache import cached_folder

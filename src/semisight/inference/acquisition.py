@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semisight.inference.encode import encode_set
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
-from semisight.inference.encode import encode_set
 from semisight.objectives.label_spreading import nearest
 from semisight.objectives.step import Images
 

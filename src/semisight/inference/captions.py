@@ -16,7 +16,7 @@ from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.inference.beam_search import MAX_WORDS, beam_search, mixture_log_prob
 from semisight.inference.encode import Codes, Progress, encode_set
 from semisight.metrics.captions import perplexity
-from semisight.model.heads.captions import CaptionHead, words_per_caption
+from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 from semisight.model.image_model import ImageModel
 from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.step import Images
@@ -88,8 +88,33 @@ class CaptionReader:
             return None
         return float(torch.isin(hashes(captions), self.seen).double().mean())
 
+    export_name = "caption"
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor:
+        """The greedy caption of the mean code."""
+        return greedy_captions(self.head, code, max_words)
+
+    def export_about(self) -> dict[str, Any]:
+        words = self.vocabulary
+        return {"words": [words.tokens([symbol])[0] if symbol > UNKNOWN else "" for symbol in range(len(words))]}
+
     def believable(self) -> str:
         return "Captions are likely sentences, not facts: they may name what is not in the image."
+
+
+def greedy_captions(head: CaptionHead, code: Tensor, max_words: int) -> Tensor:
+    """int64 [B, T]: the most probable word after the words before it, ended by END, then -1; never the unknown word."""
+    allowed = torch.zeros(head.vocab_size)
+    allowed[UNKNOWN] = -torch.inf
+    state, words = head.start(code), []
+    open_ = torch.ones(code.shape[0], dtype=torch.bool)
+    for t in range(max_words):
+        best = (head.log_words(state) + allowed).argmax(-1)
+        words.append(torch.where(open_, best, torch.full_like(best, PADDING)))
+        open_ = open_ & (best != END)
+        if t + 1 < max_words:
+            state = head.step(best, state)
+    return torch.stack(words, 1)
 
 
 def write_captions(

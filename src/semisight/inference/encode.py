@@ -77,7 +77,7 @@ def encode_set(
     was_training, generator, done = model.training, torch.Generator(), 0
     model.eval()
     try:
-        for number, part in enumerate(index.split(batch_size)):
+        for number, part in enumerate(index.split(batch_size) if len(index) else ()):
             batch = images.batch(part).to(model.decoder.log_alpha0)
             reseed(generator, seed, Stream.VALIDATION, number)
             yield part, encode(model, batch, generator, n_draws), generator

@@ -11,7 +11,7 @@ pixels as last filled, at first by the image bias, and so in turns.
 import torch
 from torch import Tensor
 
-from semisight.inference.novelty import redraw, noise_for_all
+from semisight.inference.novelty import noise_for_all, redraw
 from semisight.model.image_model import ImageModel
 from semisight.model.posterior import batch_last
 from semisight.sampling.decoder_matrix import paint_code

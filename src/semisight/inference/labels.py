@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from semisight.random import Stream, random_order
 from semisight.inference.encode import Codes
 from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_affine, fit_temperature
 from semisight.model.heads.labels import LabelHead
+from semisight.random import Stream, random_order
 
 ENOUGH_FOR_EACH_CLASS = 30  # held-out labels of a class, on average: with fewer, one temperature for all classes
 
@@ -160,6 +160,17 @@ class LabelReader:
 
     def joined(self, parts: Sequence[LabelAnswer]) -> LabelAnswer:
         return LabelAnswer.joined(parts)
+
+    export_name = "probabilities"
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor:
+        """Probabilities for mean codes [B, J], in plain operations."""
+        calibration = self.calibration
+        scale, offset = calibration.scale.float(), calibration.offset.float()
+        return (self.head.decision(code) * scale + offset).softmax(1)
+
+    def export_about(self) -> dict[str, Any]:
+        return {"classes": list(self.class_names), "calibrated": self.calibrated}
 
     def believable(self) -> str:
         """What to think of the probabilities, for people."""

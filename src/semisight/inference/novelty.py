@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semisight.model.posterior import Noise, batch_first, batch_last, flat_code
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import Noise, batch_first, batch_last, flat_code
 from semisight.objectives.step import Images
 
 _NEIGHBOUR = 5

@@ -102,6 +102,15 @@ class TagReader:
             torch.cat([part.probabilities for part in parts]), torch.cat([part.spreads for part in parts]), self.names
         )
 
+    export_name = "tag_probabilities"
+
+    def exported(self, code: Tensor, max_words: int) -> Tensor:
+        scale, offset = self.scale_and_offset
+        return torch.sigmoid(scale * self.head.decision(code) + offset)
+
+    def export_about(self) -> dict[str, Any]:
+        return {"tags": list(self.names)}
+
     def believable(self) -> str:
         if self.fitted is None:
             return "Probabilities of tags are the model's own and not calibrated: take them as an order, not as odds."

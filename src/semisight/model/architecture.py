@@ -106,6 +106,15 @@ class Architecture:
         return maps * height * width
 
     @property
+    def n_weights(self) -> int:
+        """About how many numbers encoder and decoder have together."""
+        filters = sum(
+            layer.maps * shape.maps_below * layer.kernel**2
+            for layer, shape in zip(self.layers, self.shapes, strict=True)
+        )
+        return 2 * (filters + self.n_pixels) + 3 * 64 * self.code_size
+
+    @property
     def n_pixels(self) -> int:
         """N_X: pixels times channels."""
         channels, height, width = self.image_shape

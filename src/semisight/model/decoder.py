@@ -34,10 +34,25 @@ class Decoded:
 
 
 class Decoder(nn.Module):
-    """p(X | s, z) with one learned precision alpha0."""
+    """p(X | s, z) with one learned precision alpha0.
 
-    def __init__(self, architecture: Architecture, generator: torch.Generator, operators: Operators = FAST) -> None:
+    Args:
+        architecture: its layers, for the size of the images.
+        generator: of the start; by default always the same.
+        operators: fast or naive ones.
+
+    Example:
+        >>> import semisight as ss
+        >>> layers = (ss.Layer(maps=4, kernel=3, pool=2, padding="same"), ss.Layer(maps=6, kernel=4))
+        >>> ss.Decoder(ss.Architecture((1, 8, 8), layers)).architecture.code_shape
+        (6, 1, 1)
+    """
+
+    def __init__(
+        self, architecture: Architecture, generator: torch.Generator | None = None, operators: Operators = FAST
+    ) -> None:
         super().__init__()
+        generator = generator or torch.Generator().manual_seed(0)
         self.architecture, self.operators = architecture, operators
         self.dictionaries = nn.ParameterList()
         for layer, shape in zip(architecture.layers, architecture.shapes, strict=True):
@@ -68,7 +83,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def start_from(self, mean: Tensor, variance: Tensor) -> None:
-        """Told the training images' mean [C, H, W, 1] and variance: the first picture has the right size of variation."""
+        """Told the training images' mean [C, H, W, 1] and variance, so that its first picture varies as much."""
         self.image_bias.copy_(mean)
         self.log_alpha0.copy_(-variance.log())
         self.dictionaries[0].mul_(0.5 * variance.sqrt())

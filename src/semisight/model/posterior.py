@@ -2,7 +2,7 @@
 
 An **encoder** is an `nn.Module` that maps images to a `Posterior`; the rest of the code asks nothing else of it:
 
-    has_places      it draws z, one per pooled layer of the decoder; without, the decoder unpools to fixed places (VAE-d)
+    has_places      it draws z, for every pooled layer of the decoder; without, values go to fixed places (VAE-d)
     mean_is_exact   q(s | X) does not depend on a drawn z: one pass gives its mean
     code_shape      (K_L, h, w) of the code
 

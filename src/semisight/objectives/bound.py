@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from semisight.model.decoder import Decoded, Decoder
-from semisight.model.posterior import Posterior
 from semisight.model.ops.places import Chosen
+from semisight.model.posterior import Posterior
 
 
 @dataclass(frozen=True)

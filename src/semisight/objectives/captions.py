@@ -166,7 +166,9 @@ class Captions(nn.Module, Target):
         name: str = "captions",
     ) -> None:
         super().__init__()
+        self.texts: Sequence[Sequence[str]] = ()
         if not isinstance(captions, EncodedCaptions):
+            self.texts = captions
             if vocabulary is None:
                 raise ValueError("captions as texts need the vocabulary of the head")
             captions = EncodedCaptions.encode(captions, vocabulary)
@@ -175,7 +177,7 @@ class Captions(nn.Module, Target):
                 f"the captions were encoded with a vocabulary of {captions.vocab_size} symbols, but the caption model "
                 f"has {head.vocab_size}: use the vocabulary that belongs to the model."
             )
-        self.name, self.head, self.xi = name, head, xi or Xi()
+        self.name, self.head, self.xi, self.vocabulary = name, head, xi or Xi(), vocabulary
         self.per_image, self.threshold, self.code_rate = per_image, threshold, code_rate
         # A plain attribute, not a buffer: it belongs to the data, and would make every checkpoint as large.
         self.encoded, self.present = captions, captions.present
@@ -209,7 +211,7 @@ class Captions(nn.Module, Target):
         sure = (self.head.log_symbols(captions, code).exp() > self.threshold) & (captions != PADDING)
         return PseudoCaptions(captions, sure.to(code.dtype))
 
-    def learn(self, pseudo: PseudoCaptions, which: Tensor, seen: list[Tensor], step: int) -> Learned:
+    def learn(self, pseudo: PseudoCaptions, rows: CaptionRows, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n_symbols, n_sure = words_per_caption(pseudo.captions), pseudo.sure.sum()
         weight = self.weight(n_symbols.clamp_min(1), step)
         log_p = [(pseudo.sure * self.head.log_symbols(pseudo.captions, code[which])).sum(1) for code in seen]

@@ -1,6 +1,6 @@
 """Beyond the paper: a contrastive term. Two augmented views of one image have codes nearer than those of other images.
 
-    contrastive = mean over images of log [ exp(cos(s, s') / t) / sum over the other 2B - 1 codes of exp(cos(s, .) / t) ]
+    contrast = mean over images of log [ exp(cos(s, s') / t) / sum over the other 2B - 1 codes of exp(cos(s, .) / t) ]
 
 plus log(2B - 1): a lower bound on the mutual information I(s; s') of the two codes (van den Oord et al., 2018), which
 cannot exceed log(2B - 1). What is assumed: augmentation changes nothing that a label could depend on.

@@ -156,9 +156,9 @@ class Joint(nn.Module):
 
         views = [self.encode(augmented(how.strong), generator, rows) for _ in range(2 if how.contrastive > 0 else 1)]
         given = [target.rows(batch.index, generator, rows) for target in self._targets]
-        others = [~target.present[batch.index.cpu()].to(batch.images.device) for target in self._targets]
+        others = [target.lacking()[batch.index.cpu()].to(batch.images.device) for target in self._targets]
         asks = how.pseudo_labels > 0 and any(target.rho < 1 for target in self._targets)
-        believed = self._beliefs(augmented(how.weak), others, generator) if asks else [None] * len(others)
+        believed = self._beliefs(augmented(how.weak), others, generator, rows) if asks else [None] * len(others)
         loss, terms = batch.images.new_zeros(()), {}
         for number, (target, of, without, belief) in enumerate(
             zip(self._targets, given, others, believed, strict=True)
@@ -166,7 +166,7 @@ class Joint(nn.Module):
             seen = target.see(views)
             gain, terms[target.name] = target.gain(of, seen, step)
             if belief is not None:
-                learned = target.learn(belief, without, seen, step)
+                learned = target.learn(belief, of, without, seen, step)
                 gain = gain + how.pseudo_labels * learned.gain
                 terms |= {f"{target.name}_{name}": term for name, term in learned.terms.items()}
             if how.contrastive > 0 and number == 0:  # once, in the units of the first target
@@ -183,19 +183,24 @@ class Joint(nn.Module):
         return Step(loss, {name: term.detach() for name, term in terms.items()})
 
     @torch.no_grad()
-    def _beliefs(self, weak: Tensor, others: Sequence[Tensor], generator: torch.Generator) -> list[object | None]:
+    def _beliefs(
+        self, weak: Tensor, others: Sequence[Tensor], generator: torch.Generator, rows: Rows
+    ) -> list[object | None]:
         """Pseudo-targets of the images that lack each target, by the averaged weights if there are any. The weakly
         augmented image itself is not learned from."""
         any_ = torch.stack(list(others)).any(0)
         if self.teacher is None:
-            return self._believed(weak, any_, others, generator)
+            return self._believed(weak, any_, others, generator, rows)
         with self.teacher.in_place():
-            return self._believed(weak, any_, others, generator)
+            return self._believed(weak, any_, others, generator, rows)
 
     def _believed(
-        self, weak: Tensor, any_: Tensor, others: Sequence[Tensor], generator: torch.Generator
+        self, weak: Tensor, any_: Tensor, others: Sequence[Tensor], generator: torch.Generator, rows: Rows
     ) -> list[object | None]:
-        code = self.model.mean_code(weak[any_], generator)
+        if self.model.encoder.mean_is_exact:
+            code = self.model.mean_code(weak[any_], generator)
+        else:  # z is drawn for the whole batch, so that several processes draw what one would
+            code = self.encode(weak, generator, rows).mean[any_]
         return [
             target.believe(code[without[any_]]) if target.rho < 1 else None
             for target, without in zip(self._targets, others, strict=True)

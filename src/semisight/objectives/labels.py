@@ -28,6 +28,7 @@ class Labels(nn.Module, Target):
         head: p(label | s), such as `BayesianSVM` or `Softmax`.
         values: int64 [N], the labels of the training images; -1 where unknown.
         xi: the weight of labels beside images; by default the paper's, N_X / (C rho).
+        class_names: of the C classes, for people; by default their numbers.
         threshold: above this probability only the likeliest pseudo-label is learned.
 
     Example:
@@ -45,13 +46,21 @@ class Labels(nn.Module, Target):
     responsibilities: Tensor
 
     def __init__(
-        self, head: nn.Module, values: Any, *, xi: Xi | None = None, threshold: float = 0.95, name: str = "labels"
+        self,
+        head: nn.Module,
+        values: Any,
+        *,
+        xi: Xi | None = None,
+        class_names: Sequence[str] | None = None,
+        threshold: float = 0.95,
+        name: str = "labels",
     ) -> None:
         super().__init__()
         self.name, self.head, self.xi, self.threshold = name, head, xi or Xi(), threshold
         self.values = torch.as_tensor(values, dtype=torch.int64)
         self.present = self.values >= 0
         n_classes = self.label_head.n_classes
+        self.class_names = tuple(class_names or (str(c) for c in range(n_classes)))
         if len(self.values) and int(self.values.max()) >= n_classes:
             raise UserError(
                 f"labels go up to {int(self.values.max())}, but the head has {n_classes} classes (0 to C-1)."
@@ -66,6 +75,9 @@ class Labels(nn.Module, Target):
     @property
     def label_head(self) -> LabelHead:
         return cast(LabelHead, self.head)
+
+    def strata(self) -> Tensor:
+        return self.values
 
     def balance(self, n_pixels: int, rho: float) -> None:
         self.n_pixels, self.rho = n_pixels, rho
@@ -114,7 +126,7 @@ class Labels(nn.Module, Target):
         self._beliefs = beliefs(scores)
         return pseudo_labels(scores, self.seen, self.shares.to(self.seen), self.threshold)
 
-    def learn(self, pseudo: PseudoLabels, which: Tensor, seen: list[Tensor], step: int) -> Learned:
+    def learn(self, pseudo: PseudoLabels, rows: Tensor, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n = len(which)
         total = torch.stack([(pseudo.label * scores[which]).sum() for scores in seen]).mean()
         gain = total / (max(self.rho, 1 - self.rho) * n)  # none weighs more than a labelled image

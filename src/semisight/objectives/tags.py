@@ -36,6 +36,7 @@ class Tags(nn.Module, Target):
         head: p(y | s), a `TagHead`.
         values: [N, C], 1 (has it), 0 (has it not) or -1 (unknown) for the training images.
         xi: the weight of tags beside images; by default the paper's for C numbers, N_X / (C rho).
+        names: of the tags, for people; by default their numbers.
         threshold: a pseudo-tag's probability, of having it or not, above which it is learned.
 
     Example:
@@ -47,19 +48,32 @@ class Tags(nn.Module, Target):
     """
 
     def __init__(
-        self, head: TagHead, values: Any, *, xi: Xi | None = None, threshold: float = 0.95, name: str = "tags"
+        self,
+        head: TagHead,
+        values: Any,
+        *,
+        xi: Xi | None = None,
+        names: Sequence[str] | None = None,
+        threshold: float = 0.95,
+        name: str = "tags",
     ) -> None:
         super().__init__()
         self.name, self.head, self.xi, self.threshold = name, head, xi or Xi(), threshold
         self.values = torch.as_tensor(values).to(torch.int8)
+        self.names = tuple(names or (str(c) for c in range(head.n_tags)))
         if self.values.dim() != 2 or self.values.shape[1] != head.n_tags:
             raise UserError(f"tags must be [N, {head.n_tags}], one column for each tag, not {list(self.values.shape)}.")
         self.present = (self.values >= 0).any(1)
-        self.n_tagged = max(1, int(self.present.sum()))
-        self.rho, self.n_pixels = float(self.present.float().mean()), 1
+        n_known = int((self.values >= 0).sum())
+        self.n_tagged = max(1, n_known // head.n_tags)  # as many images with all their tags would know as much
+        self.share = n_known / max(1, int(self.present.sum()) * head.n_tags)  # of the entries of images with any
+        self.rho, self.n_pixels = float(self.present.float().mean()) * self.share, 1
+
+    def lacking(self) -> Tensor:
+        return (self.values < 0).any(1)
 
     def balance(self, n_pixels: int, rho: float) -> None:
-        self.n_pixels, self.rho = n_pixels, rho
+        self.n_pixels, self.rho = n_pixels, rho * self.share
 
     def weight(self, step: int) -> float:
         if self.xi.value is not None:
@@ -90,8 +104,10 @@ class Tags(nn.Module, Target):
         sure = torch.where(p > self.threshold, 1, torch.where(p < 1 - self.threshold, 0, -1))
         return PseudoTags(sure.to(torch.int8))
 
-    def learn(self, pseudo: PseudoTags, which: Tensor, seen: list[tuple[Tensor, Tensor]], step: int) -> Learned:
-        values = pseudo.values
+    def learn(
+        self, pseudo: PseudoTags, rows: Tensor, which: Tensor, seen: list[tuple[Tensor, Tensor]], step: int
+    ) -> Learned:
+        values = torch.where(rows[which] < 0, pseudo.values, -1)  # what is known is learned by `gain`
         total = torch.stack([pick_tags(values, has[which], has_not[which]).sum() for has, has_not in seen]).mean()
         sure = (values >= 0).float().sum()
         terms = {"sure": sure / max(1, values.numel()), "pseudo": total.detach() / sure.clamp_min(1)}

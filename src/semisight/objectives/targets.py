@@ -4,8 +4,8 @@ A **target** is an `nn.Module` with a head p(target | s) and its values for the 
 missing. Labels, several labels per image and captions are three of them; another is a class like these, and no other
 line of code asks which one it has.
 
-    side(rows, code, step)       xi E_q log p(target | s), [B], exactly 0 where it is missing            the paper's (12)
-    gain(rows, seen, step)       the same on augmented images, a scalar in units of `scale`              consistency.py
+    side(rows, code, step)       xi E_q log p(target | s), [B], exactly 0 where it is missing           the paper's (12)
+    gain(rows, seen, step)       the same on augmented images, a scalar in units of `scale`             consistency.py
     believe(code)                what the averaged model makes of images without it: pseudo-targets
     learn(pseudo, seen, step)    log p of these on augmented images, a scalar in units of `scale`
 
@@ -73,6 +73,14 @@ class Target(Protocol):
     present: Tensor
     rho: float
 
+    def lacking(self) -> Tensor:
+        """bool [N]: training images that lack it, or some of it; pseudo-targets are for these."""
+        return ~self.present
+
+    def strata(self) -> Tensor | None:
+        """int64 [N]: classes that batches should hold equally often; None if there are none."""
+        return None
+
     def balance(self, n_pixels: int, rho: float) -> None:
         """Told how many numbers an image has, and rho, before the first step: xi follows from them."""
         ...
@@ -108,12 +116,14 @@ class Target(Protocol):
         """Pseudo-targets for mean codes [B, J] of weakly augmented images that lack it; None if it has none."""
         return None
 
-    def learn(self, pseudo: Any, which: Tensor, seen: Any, step: int) -> Learned:
-        """log p of pseudo-targets for the images `which` (bool [B]) of a batch, from its strongly augmented views."""
+    def learn(self, pseudo: Any, rows: Any, which: Tensor, seen: Any, step: int) -> Learned:
+        """log p of pseudo-targets for the images `which` (bool [B]) of a batch, from its strongly augmented views.
+        `rows` are the batch's own values: what is known of an image is not learned from a pseudo-target."""
         ...
 
     def refresh(self, codes: Tensor, spread: Any, generator: torch.Generator) -> None:
         """Told the mean codes [N, J] of all training images once an epoch, for label spreading."""
+        return None
 
     def spread_gain(self, index: Tensor, seen: Any) -> Tensor | None:
         """log p of the labels that spreading found for these images; None if there are none."""
@@ -121,6 +131,7 @@ class Target(Protocol):
 
     def after_step(self) -> None:
         """Brings running means up to date, on every process."""
+        return None
 
     def rate_multipliers(self) -> Mapping[str, float]:
         """Learning rates of the head's parameters, by name, where they are not 1."""

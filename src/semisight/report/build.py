@@ -1,27 +1,28 @@
 """A run and its images in, the page out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from semisight.errors import UserError
 from semisight.files import write_atomic
-from semisight.report import captions, labels, records, sections
-from semisight.report.captions_seen import CaptionsSeen, caption_words, see_captions
+from semisight.report import captions, labels, records, sections, tags
 from semisight.report.dictionary import dictionaries
-from semisight.report.labels_seen import LabelsSeen, label_words, see_labels
 from semisight.report.material import Material
 from semisight.report.observe import Numbers, observe, plain_words
 from semisight.report.page import Section, page
 from semisight.report.placement import places
+from semisight.runs.images import Sets
 from semisight.runs.run import Run
-from semisight.runs.sets import Sets
 from semisight.training.folder import fingerprint
 from semisight.training.logs import read_log
 
+# What each target has to show, first on the page.
+PARTS: Mapping[str, Any] = {"captions": captions, "tags": tags, "labels": labels}
 Show = Callable[[Material], Section]
 
-# In the order of the page; what captions and labels have to show comes before them.
+# In the order of the page, after what the targets have to show.
 SECTIONS: tuple[Show, ...] = (
     sections.learned,
     sections.reconstructions,
@@ -38,15 +39,11 @@ class Findings:
     """What the page says, for those who do not open it."""
 
     numbers: Numbers
-    labels: LabelsSeen | None
-    captions: CaptionsSeen | None = None
+    found: Mapping[str, Any]
 
     def words(self) -> list[str]:
-        return [
-            *(caption_words(self.captions) if self.captions else []),
-            *(label_words(self.labels) if self.labels else []),
-            *plain_words(self.numbers),
-        ]
+        return [*(line for name, seen in self.found.items() for line in PARTS[name].words(seen)),
+                *plain_words(self.numbers)]  # fmt: skip
 
 
 def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIONS) -> Findings:
@@ -58,17 +55,13 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
         f"semisight, learned from {record.n_train:,} images of {record.settings.source} {_with(material)}; "
         f"seed {config.seed}"
     )
-    first = [*captions.sections(material), *labels.sections(material)]
+    first = [section for name, seen in material.found.items() for section in PARTS[name].sections(material, seen)]
     write_atomic(out, page(f"What {name} learned", subtitle, [*first, *(show(material) for show in shows)]))
-    return Findings(material.seen.numbers, material.labels, material.captions)
+    return Findings(material.seen.numbers, material.found)
 
 
 def _with(m: Material) -> str:
-    found = []
-    if m.captions is not None:
-        found.append(f"{m.captions.captioner.n_captions:,} captions")
-    if m.labels is not None:
-        found.append(f"{int(m.labels.labelled.sum()):,} labels of {len(m.labels.classifier.class_names)} classes")
+    found = [PARTS[name].learned_with(seen) for name, seen in m.found.items()]
     return f"with {' and '.join(found)}" if found else "without labels or captions"
 
 
@@ -80,6 +73,5 @@ def look(run: Run, sets: Sets) -> Material:
         )
     same = {"train": fingerprint(sets.train), "valid": fingerprint(sets.valid)} == run.meta.get("data")
     log = read_log(run.folder.log) if run.folder.log.exists() else []
-    seen = None if run.classifier is None else see_labels(run, sets)
-    said = None if run.captioner is None else see_captions(run, sets)
-    return Material(run, sets, run.data(), observe(run, sets), log, same, seen, said)
+    found = {name: part.look(run, sets) for name, part in PARTS.items() if run.has(name)}
+    return Material(run, sets, run.data(), observe(run, sets), log, same, found)

@@ -1,19 +1,17 @@
 """What the sections of the page draw from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from semisight.report import page
-from semisight.report.captions_seen import CaptionsSeen
-from semisight.report.labels_seen import LabelsSeen
 from semisight.report.observe import Seen, some
+from semisight.runs.images import Sets
 from semisight.runs.pictures import picture, to_pixels
 from semisight.runs.run import DataRecord, Run
-from semisight.runs.sets import Sets
 
 _LARGEST_TILE = 128  # larger pictures are scaled down: a page of photographs must still open
 
@@ -28,8 +26,7 @@ class Material:
     seen: Seen
     log: Sequence[Mapping[str, Any]]
     same_images: bool  # whether the images are those of the training
-    labels: LabelsSeen | None = None
-    captions: CaptionsSeen | None = None
+    found: Mapping[str, Any] = field(default_factory=dict)  # of each target, what its part of the page shows
 
     @property
     def seed(self) -> int:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from semisight.data.image_set import ImageSet
+from semisight.objectives.joint import Joint
 from semisight.random import Stream, random_order
 from semisight.report.charts import nats
-from semisight.runs.recipe import start
-from semisight.runs.run import Run, build_objective
-from semisight.runs.sets import Sets
+from semisight.runs.images import Sets
+from semisight.runs.run import Run, build_model
 from semisight.training.validation import validate
 
 _MEASURED = 512  # images that the numbers are taken over
@@ -106,7 +106,7 @@ def observe(run: Run, sets: Sets) -> Seen:
         used_code=int((variance > _USED_VARIANCE).sum()),
         code_size=architecture.code_size,
     )
-    has_z = model.pooling != "max"
+    has_z = model.encoder.has_places
     return Seen(
         numbers,
         tuple(p / p.sum(0).clamp_min(1e-12) for p in places) if has_z else (),
@@ -117,9 +117,10 @@ def observe(run: Run, sets: Sets) -> Seen:
 
 def _before(run: Run, sets: Sets, images: ImageSet) -> dict[str, float]:
     """The terms of the model as it was before the first step."""
-    objective = build_objective(run.meta["about"], run.config.seed)
-    start(objective, sets.train, run.config.seed)
-    return validate(objective.to(run.device), images, batch_size=_BATCH, seed=run.config.seed)
+    model = build_model(run.about["model"], run.config.seed)
+    chosen = random_order(len(sets.train), run.config.seed, Stream.START)[:2000].sort().values
+    model.start_from(sets.train.batch(chosen))
+    return validate(Joint(model.to(run.device)), images, batch_size=_BATCH, seed=run.config.seed)
 
 
 def some(images: ImageSet, most: int, seed: int) -> ImageSet:

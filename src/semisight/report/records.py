@@ -7,8 +7,8 @@ from semisight.data.image_set import skipped_summary
 from semisight.report import charts, page
 from semisight.report.material import Material
 from semisight.report.page import Section
-from semisight.runs.describe import describe_architecture
 from semisight.runs.run import DataRecord
+from semisight.runs.train import describe_architecture
 
 _TERMS = (
     ("bound", "Bound", "what training raises: reconstruction minus both costs"),
@@ -18,11 +18,15 @@ _TERMS = (
     ("side", "Side term", "labels and captions"),
     ("error", "Error on held-out labels", "percent"),
     ("nll", "Doubt on held-out labels", "mean of -log p(label) in nats; the weights with the least are kept"),
-    ("label", "Labels", "log-probability of the known labels, images moved; higher is better"),
-    ("agreement", "Agreement", "nats that codes of one image, moved in two ways, share"),
-    ("latent", "Probable labels", "log-probability of what the graph of codes says about unlabelled images"),
+    ("labels", "Labels", "log-probability of the known labels; higher is better"),
+    ("labels_pseudo", "Pseudo-labels", "log-probability of what the averaged model believes of unlabelled images"),
+    ("labels_sure", "Sure pseudo-labels", "share of the unlabelled images"),
+    ("labels_spread", "Spread labels", "log-probability of what the graph of codes says about unlabelled images"),
+    ("contrastive", "Contrastive term", "nats that the codes of two augmented views share"),
+    ("tags", "Tags", "log-probability of a known tag; higher is better"),
+    ("mAP", "Mean average precision", "of held-out tags"),
     ("perplexity", "Perplexity", "of held-out captions; the weights with the least are kept"),
-    ("caption", "Captions", "log-probability of a word of the captions; higher is better"),
+    ("captions", "Captions", "log-probability of a word of the captions; higher is better"),
     ("alpha0", "alpha0", "precision: 1 / variance of what is left to chance"),
     ("rate", "Learning rate", ""),
 )
@@ -73,11 +77,10 @@ def settings(m: Material) -> Section:
     rows = [
         ("images", f"{data.settings.source}: {data.n_train:,} to learn from, {data.n_valid:,} for validation"),
         ("size", f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"),
-        ("architecture", "; ".join(describe_architecture(run.architecture))),
-        ("model", ", ".join(f"{name} {meta['about'][name]}" for name in ("pooling", "gradient", "alpha0"))
+        ("architecture", describe_architecture(run.architecture)),
+        ("model", ", ".join(f"{name} {run.about['model'][name]}" for name in ("pooling", "gradient", "alpha0"))
          + f", nonlinearity {run.architecture.nonlinearity}"),
-        *_labels(m),
-        *_captions(m),
+        *_targets(m),
         ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
         ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
         ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
@@ -92,32 +95,13 @@ def settings(m: Material) -> Section:
     return Section("settings", "Settings and data", "", body)
 
 
-def _labels(m: Material) -> list[tuple[str, str]]:
-    if m.labels is None:
-        return []
-    of, data = m.labels.classifier, m.record.settings
-    origin = data.labels or ("a class per folder" if data.class_per_folder else "carried by the set")
-    hidden = f", all but {data.labels_per_class} per class hidden" if data.labels_per_class else ""
-    how = of.settings
-    pull = "unlabelled images pull" if how.pull else "no pull"
-    return [
-        ("labels", f"{origin}{hidden}: {of.n_labelled:,} to learn from, {of.n_held_out:,} held out"),
-        ("label model", f"{how.head}, xi {how.xi}, {pull}, {how.labelled_per_batch} labelled in a batch"),
-    ]
-
-
-def _captions(m: Material) -> list[tuple[str, str]]:
-    if m.captions is None:
-        return []
-    of, data = m.captions.captioner, m.record.settings
-    origin = "carried by the set" if data.captions == "builtin" else str(data.captions)
-    hidden = f", those of all but {data.captioned_images:,} images hidden" if data.captioned_images else ""
-    how = of.settings
-    xi = "frozen codes (two-step)" if how.two_step else f"xi {'N_X / (T rho)' if how.xi is None else how.xi}"
-    return [
-        ("captions", f"{origin}{hidden}: of {of.n_captioned:,} images to learn from, {of.n_held_out:,} held out"),
-        ("caption model", f"{how.cell}, {how.hidden_size} hidden units, {len(of.vocabulary):,} symbols, {xi}"),
-    ]
+def _targets(m: Material) -> list[tuple[str, str]]:
+    rows = []
+    for name, reader in m.run.readers.items():
+        origin = getattr(m.record.settings, name) or "carried by the set"
+        rows.append((name, f"{origin}: {reader.n_learned:,} images to learn from, {reader.n_held_out:,} held out"))
+        rows.append((f"head of {name}", ", ".join(f"{key} {value}" for key, value in reader.settings.items())))
+    return rows
 
 
 def _skipped(data: DataRecord) -> str:

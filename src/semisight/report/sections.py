@@ -23,10 +23,10 @@ def learned(m: Material) -> Section:
         (bits(n.after["kl_s"] / math.log(2)), "per image say what is there (the code s)"),
         (bits(n.after["kl_z"] / math.log(2)), "per image say where it is (the places z)"),
     ]
-    if m.run.model.pooling == "max":
+    if not m.run.model.encoder.has_places:
         entries = [entry for entry in entries if "places z" not in entry[1]]
     warning = "" if m.same_images else _changed_images()
-    title = "What was learned" if m.labels is None and m.captions is None else "What was learned about the images"
+    title = "What was learned about the images" if m.found else "What was learned"
     return Section("learned", title, "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
 
 

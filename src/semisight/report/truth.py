@@ -15,8 +15,8 @@ from semisight.report.charts import nats
 from semisight.report.material import Material, tile, tile_width
 from semisight.report.observe import some
 from semisight.report.page import Section
+from semisight.runs.images import Progress, Sets
 from semisight.runs.run import Run
-from semisight.runs.sets import Progress, Sets
 from semisight.sampling.decoder_matrix import one_hot
 from semisight.sampling.encoder_truth import Distance, Truth, TruthConfig, encoder_against_truth
 

@@ -14,12 +14,12 @@ from semisight.data.caption_files import read_captions
 from semisight.data.columns import LABELS
 from semisight.data.formats.folders import choose_size, folder_labels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
-from semisight.data.sources import is_image_folder
+from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
 from semisight.runs.expected_time import Expected, expected_time
-from semisight.runs.sets import Progress, with_labels
+from semisight.runs.images import Progress, with_labels
 from semisight.runs.settings import DataSettings, Settings, resolve
 
 CONSTANT = 2.0  # standard deviation of grey values, of 255, below which an image shows next to nothing
@@ -128,7 +128,7 @@ def inspect(data: DataSettings, captions: str | None = None, progress: Progress 
 
 def _look(data: DataSettings, progress: Progress | None) -> _Look:
     path = Path(data.source).expanduser()
-    if not data.source.startswith("builtin:") and data.limit is None and is_image_folder(path):
+    if data.limit is None and kind_of(data.source) is Kind.PICTURES:
         return _folder(survey_folder(path, progress=progress), data)
     return _loaded(
         load(

@@ -4,41 +4,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from semisight.data.columns import LABELS, LabelColumn
 from semisight.data.image_set import skipped_summary
 from semisight.files import write_atomic
-from semisight.runs.describe import describe_architecture
-from semisight.runs.evaluating import Evaluation, evaluate
+from semisight.runs.evaluate import LabelEvaluation, evaluate_labels
+from semisight.runs.images import Sets
 from semisight.runs.run import DataRecord, Run
-from semisight.runs.sets import Sets
-from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
 
 FEW = 10  # labels of a class, from which on its error is worth mentioning
 _CLASSES = 50  # listed at most
 
 
-def model_card_file(folder: RunFolder) -> Path:
-    return folder.path / "model_card.md"
-
-
 def write_model_card(run: Run, sets: Sets) -> Path:
     """Measures what can be measured and writes the card; gives its path."""
-    out = model_card_file(run.folder)
+    out = run.folder.file("model_card.md")
     write_atomic(out, card(run, sets))
     return out
 
 
 def card(run: Run, sets: Sets) -> str:
-    record = run.data()
-    measured = None if run.classifier is None or sets.measured is None else evaluate(run.labels(), sets.measured)
+    record, images = run.data(), sets.measured(LABELS)
+    measured = evaluate_labels(run, images) if run.has(LABELS) and images is not None else None
     parts = [
         f"# {run.folder.path.absolute().name}: model card",
         _what(run),
         "## Data\n\n" + _table(_data(run, record, sets)) + _classes(run, sets, measured),
         "## Settings\n\n" + _table(_settings(run)),
-        "## Metrics\n\n" + _metrics(run, sets, measured),
+        "## Metrics\n\n" + _metrics(run, measured),
         "## Limits\n\n" + "\n".join(f"- {line}" for line in _limits(run, record, sets, measured)),
         "## Use\n\n" + "\n".join(f"    {line}" for line in _use(run)),
     ]
@@ -46,11 +39,7 @@ def card(run: Run, sets: Sets) -> str:
 
 
 def _what(run: Run) -> str:
-    learned = ["images"]
-    if run.classifier is not None:
-        learned.append(f"labels of {len(run.classifier.class_names)} classes")
-    if run.captioner is not None:
-        learned.append(f"captions of {len(run.captioner.vocabulary):,} different words")
+    learned = ["images", *(f"{name} of {reader.n_learned:,} images" for name, reader in run.readers.items())]
     what = learned[0] if len(learned) == 1 else f"{', '.join(learned[:-1])} and {learned[-1]}"
     return (
         f"A variational autoencoder of {what} (Pu et al., NIPS 2016), trained with semisight "
@@ -66,21 +55,24 @@ def _data(run: Run, record: DataRecord, sets: Sets) -> list[tuple[str, str]]:
         ("images set aside", f"{record.n_valid:,}"),
         ("size", f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"),
     ]
-    if run.classifier is not None:
-        rows.append(("labels learned from", f"{sets.n_labelled:,} ({record.settings.labels or 'carried by the set'})"))
-        rows.append(("labels held out", f"{sets.n_held_out:,}"))
-    if run.captioner is not None:
-        rows.append(("captions learned from", f"{sets.n_captions:,} of {sets.n_captioned:,} images"))
+    for name in run.readers:
+        origin = getattr(record.settings, name, None) or "carried by the set"
+        rows.append((f"images with {name} to learn from", f"{sets.n_present(name):,} ({origin})"))
+        rows.append((f"images with held-out {name}", f"{sets.n_held_out(name):,}"))
     if record.n_skipped:
         rows.append(("left out", skipped_summary(record.skipped)))
     return rows + [("note", note) for note in record.notes]
 
 
-def _classes(run: Run, sets: Sets, measured: Evaluation | None) -> str:
-    if run.classifier is None or sets.train.labels is None:
+def _counts(sets: Sets) -> list[int]:
+    column = sets.train.columns.get(LABELS)
+    return column.counts.tolist() if isinstance(column, LabelColumn) else []
+
+
+def _classes(run: Run, sets: Sets, measured: LabelEvaluation | None) -> str:
+    if not run.has(LABELS):
         return ""
-    labels, names = sets.train.labels, run.classifier.class_names
-    counts = torch.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+    names, counts = run.labels.class_names, _counts(sets)
     errors = _errors(measured, len(names))
     rows = [
         f"| {_cell(name)} | {count:,} | {error} |"
@@ -90,7 +82,7 @@ def _classes(run: Run, sets: Sets, measured: Evaluation | None) -> str:
     return "\n| class | labels | error |\n|---|---|---|\n" + "\n".join(rows) + "\n" + more
 
 
-def _errors(measured: Evaluation | None, n: int) -> list[str]:
+def _errors(measured: LabelEvaluation | None, n: int) -> list[str]:
     if measured is None:
         return ["not measured"] * n
     per_class = measured.to_dict()["classes"]
@@ -98,23 +90,23 @@ def _errors(measured: Evaluation | None, n: int) -> list[str]:
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:
-    config, counters = run.config, run.meta["counters"]
+    from semisight.runs.train import describe_architecture
+
+    config, counters, model = run.config, run.meta["counters"], run.about["model"]
     rows = [
-        ("layers", "; ".join(describe_architecture(run.architecture))),
-        ("pooling, gradient", f"{run.meta['about']['pooling']}, {run.meta['about']['gradient']}"),
+        ("layers", describe_architecture(run.architecture)),
+        ("pooling, gradient", f"{model['pooling']}, {model['gradient']}"),
         ("steps", f"{run.step:,} of batches of {config.batch_size}, in {counters['seconds'] / 60:.1f} minutes"),
         ("Adam", f"rate {config.learning_rate:g}, {config.schedule}; weights averaged: {config.average_decay or 'no'}"),
         ("seed", str(config.seed)),
     ]
-    for part in ("labels", "captions"):
-        about = run.meta["about"].get(part)
-        if about:
-            rows.append((part, ", ".join(f"{name} {value}" for name, value in about["settings"].items())))
+    for name, reader in run.readers.items():
+        rows.append((name, ", ".join(f"{key} {value}" for key, value in reader.settings.items())))
     versions = run.meta["versions"]
     return [*rows, ("made with", ", ".join(f"{name} {value}" for name, value in versions.items()))]
 
 
-def _metrics(run: Run, sets: Sets, measured: Evaluation | None) -> str:
+def _metrics(run: Run, measured: LabelEvaluation | None) -> str:
     rows: list[tuple[str, str]] = []
     if measured is not None:
         rows += [
@@ -140,38 +132,31 @@ def _last_validation(run: Run) -> dict[str, float]:
     return {name: float(value) for name, value in rows[-1].items() if name not in kept}
 
 
-def _limits(run: Run, record: DataRecord, sets: Sets, measured: Evaluation | None) -> list[str]:
+def _limits(run: Run, record: DataRecord, sets: Sets, measured: LabelEvaluation | None) -> list[str]:
     _, height, width = record.shape
     lines = [
         f"It saw every image at {width} x {height} pixels: what is smaller than that is lost.",
-        "Images unlike those it learned from still get an answer. Python's score_samples says how usual an image is.",
+        "Images unlike those it learned from still get an answer. Python's score_samples is a novelty score.",
         "Nothing was done to find out whether it treats groups of people or of things unequally: look at the table of "
         "classes, and measure on images of your own use (semisight evaluate).",
+        *(reader.believable() for reader in run.readers.values()),
     ]
-    if run.classifier is not None:
-        lines.append(run.classifier.believable())
-        labels = sets.train.labels
-        if labels is not None:
-            counts = torch.bincount(labels[labels >= 0], minlength=len(run.classifier.class_names)).tolist()
-            few = [f"{name} ({n})" for name, n in zip(run.classifier.class_names, counts, strict=True) if n < FEW]
-            if few:
-                lines.append(f"Learned from fewer than {FEW} labels: {_some(few)}.")
+    if run.has(LABELS):
+        few = [f"{name} ({n})" for name, n in zip(run.labels.class_names, _counts(sets), strict=True) if n < FEW]
+        if few:
+            lines.append(f"Learned from fewer than {FEW} labels: {_some(few)}.")
         if measured is None:
             lines.append("Every label was learned from, so that its error is not known.")
-        elif sets.hidden is None:
+        elif LABELS not in sets.truth:
             lines.append("The labels that it was measured on also chose its weights and its calibration.")
-    if run.captioner is not None:
-        lines.append("Captions are likely sentences, not facts: they may name what is not in the image.")
     return lines
 
 
 def _use(run: Run) -> list[str]:
     name = run.folder.path.name
-    lines = [f"semisight report {name}"]
-    if run.classifier is not None:
-        lines.append(f"semisight predict {name} IMAGES --format csv")
-    if run.captioner is not None:
-        lines.append(f"semisight caption {name} IMAGES")
+    commands = {"labels": f"semisight predict {name} IMAGES --format csv", "tags": f"semisight predict {name} IMAGES",
+                "captions": f"semisight caption {name} IMAGES"}  # fmt: skip
+    lines = [f"semisight report {name}", *(commands[of] for of in run.readers if of in commands)]
     return [*lines, f'python -c "from semisight import SemiSight; model = SemiSight.load({name!r})"']
 
 

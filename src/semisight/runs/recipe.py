@@ -1,41 +1,40 @@
-"""What the trainer is given, by what there is to learn: images alone, labels, or captions (with labels or without)."""
+"""What a training is composed from, by what there is to learn: model, targets, objective, batches, validation.
+
+    settings + sets  ->  Recipe  ->  Trainer  ->  a run folder
+
+The one place where settings become parts. Experiments and the estimator compose with it too.
+"""
 
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from semisight.data.augment import CAPTION_AUGMENT, augment_for
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled, batches_for, share_of_batch
+from semisight.data.columns import CAPTIONS, LABELS
 from semisight.data.image_set import ImageSet
-from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
+from semisight.inference.encode import encode_set, mean_codes
 from semisight.model.architecture import Architecture
-from semisight.objectives.caption_objective import CaptionObjective, posteriors_of
-from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.objectives.image_objective import ImageObjective
-from semisight.objectives.step import Objective, Plan
-from semisight.random import Stream, random_order
-from semisight.runs.caption_training import (
-    build_caption_objective,
-    build_label_term,
-    caption_plan,
-    caption_validator,
-)
-from semisight.runs.captioner import checksum
-from semisight.runs.label_training import (
-    build_label_objective,
-    held_out_validator,
-    label_plan,
-    refresher,
-)
-from semisight.runs.run import build_objective, load_run
-from semisight.runs.sets import Sets
-from semisight.runs.settings import ModelSettings, Settings
-from semisight.training.checkpoint import load_weights
+from semisight.model.image_model import ImageModel
+from semisight.objectives.consistency import Consistency
+from semisight.objectives.gradients import gradient_named
+from semisight.objectives.joint import Joint, Posteriors
+from semisight.objectives.step import Images
+from semisight.objectives.targets import Target
+from semisight.random import Stream, random_order, reseed
+from semisight.runs.images import Sets
+from semisight.runs.kinds import Kind, Terms, kinds_in
+from semisight.runs.run import load_run
+from semisight.runs.settings import Settings
+from semisight.setting import as_dict
+from semisight.training.checkpoint import load_parts
 from semisight.training.config import TrainConfig
 from semisight.training.folder import RunFolder
 from semisight.training.state import TrainerState
@@ -43,173 +42,205 @@ from semisight.training.trainer import Trainer
 from semisight.training.validation import validate
 
 _START_IMAGES = 2000  # enough for the mean and the variance that a model starts from
-_VALIDATED = 500  # images at most whose bound is worked out beside the perplexity of captions
-_LABEL_METRIC, _CAPTION_METRIC = "nll", "perplexity"  # of what was held out; both fall
+_VALIDATED = 500  # images at most whose bound is worked out where captions are scored, too
+MOST_KEPT = 1 << 30  # bytes of posteriors of a frozen model that are worked out once instead of at every step
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """With labels or captions another objective, other batches, and another validation."""
+    """All that a training is given."""
 
-    objective: Objective
+    settings: Settings
+    sets: Sets
+    objective: Joint
+    kinds: tuple[Kind, ...]
     about: Mapping[str, Any]
     config: TrainConfig
-    plan: Plan | None = None
-    validate: Callable[[nn.Module], Mapping[str, float]] | None = None
-    on_epoch: Callable[[TrainerState], None] | None = None
+    plan: Shuffled | LabelledAndUnlabelled
+    validate: Callable[[nn.Module], Mapping[str, float]] | None
 
-    def trainer(self, sets: Sets, folder: Path) -> Trainer:
-        """That learns it from these images, in this folder."""
+    def target(self, kind: Kind) -> Target:
+        return next(cast(Target, target) for target in self.objective.targets if cast(Target, target).name == kind.name)
+
+    def trainer(self, folder: Path | None, files: Mapping[str, bytes] | None = None, epoch_length: int = 1) -> Trainer:
+        """That learns it in this folder; `epoch_length` counts several passes over a small set as one epoch."""
+        own = {
+            name: body for kind in self.kinds for name, body in kind.saved(kind.reader_of(self.target(kind))).items()
+        }
         return Trainer(
             self.objective,
-            sets.train,
+            self.sets.train,
             folder,
             config=self.config,
-            valid=sets.valid,
-            plan=self.plan,
+            valid=self.sets.valid,
+            plan=Longer(self.plan, epoch_length) if epoch_length > 1 else self.plan,
             validate=self.validate,
-            on_epoch=self.on_epoch,
+            on_epoch=refresher(self.objective, self.sets.train, self.config.seed, self.config.validate_every),
             about=self.about,
+            files={**own, **(files or {})},
         )
 
-
-def recipe_for(
-    settings: Settings, sets: Sets, architecture: Architecture, vocabulary: Vocabulary | None, former: RunFolder | None
-) -> Recipe:
-    """What there is to learn decides; a `vocabulary` says captions, and `former` is the run that is gone on with."""
-    if vocabulary is not None:
-        return caption_recipe(settings, sets, architecture, vocabulary, former)
-    return (label_recipe if sets.has_labels else image_recipe)(settings, sets, architecture)
-
-
-def image_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> Recipe:
-    about = settings.model.about(architecture)
-    objective = build_objective(about, settings.train.seed)
-    start(objective, sets.train, settings.train.seed)
-    config = settings.train
-    if config.metric in (_LABEL_METRIC, _CAPTION_METRIC):  # settings taken over from a run with labels or captions
-        config = dataclasses.replace(config, metric="bound", metric_rises=True)
-    return Recipe(objective, about, _logged(config, max(1, len(sets.train) // config.batch_size)))
+    def describe(self) -> list[str]:
+        """What is learned, and from what, in lines for people."""
+        lines = [line for kind in self.kinds for line in kind.describe(self.settings, self.sets, self.target(kind))]
+        lines = lines or ["labels: none; learning from the images alone"]
+        carried = [column.present for column in self.sets.train.columns.values()]
+        n_others = int((~torch.stack(carried).any(0)).sum()) if carried else 0
+        words = ""
+        if n_others and self.objective.frozen:
+            words = f"{n_others:,} images that carry nothing are not used; "
+        elif n_others:
+            how = "contribute by consistency" if self.objective.consistency else "enter the bound alone"
+            words = f"{n_others:,} images that carry nothing {how}; "
+        elif carried:
+            words = "every image carries something; "
+        return [*lines, f"  {words}batches of {self.config.batch_size}, {_length(self.config)}"]
 
 
-def start(objective: ImageObjective, train: ImageSet, seed: int) -> None:
-    """Image bias, scale and precision from some of the training images."""
-    chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
-    objective.model.start_from(train.batch(chosen))
+@dataclass(frozen=True)
+class Longer:
+    """A plan whose epochs are counted several at a time: a small set would be saved and validated at every step."""
+
+    plan: Shuffled | LabelledAndUnlabelled
+    times: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.plan.steps_per_epoch * self.times
+
+    def indices(self, step: int, seed: int) -> Tensor:
+        return self.plan.indices(step, seed)
 
 
-def _logged(config: TrainConfig, steps_per_epoch: int) -> TrainConfig:
-    """A small set has few steps in an epoch: its curves still get a point for each."""
-    steps = steps_per_epoch * config.validate_every
-    return dataclasses.replace(config, log_every=min(config.log_every, steps))
+def suited(settings: Settings, sets: Sets) -> Settings:
+    """With the defaults for what there is to learn; where kinds differ, the later one's count."""
+    for kind in kinds_in(sets):
+        settings = settings.suited(kind.defaults(settings, sets))
+    return settings
 
 
-# ---- labels ----
-
-
-def label_recipe(settings: Settings, sets: Sets, architecture: Architecture) -> Recipe:
-    """Which weights are best is decided by held-out labels; where there are none, the last ones are used."""
-    _one_process(settings)
-    seed, labels, train = settings.train.seed, sets.train.labels, sets.train
-    assert labels is not None
-    images = image_recipe(settings, sets, architecture)
-    assert isinstance(images.objective, ImageObjective)
-    about = {**images.about, "labels": _about_labels(settings, sets)}
-    config = settings.train
-    plan = label_plan(labels, settings.labels, config.batch_size)
-    objective = build_label_objective(
-        images.objective, labels, len(train.class_names), settings.labels, config.batch_size, seed
+def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> Recipe:
+    """`settings` as `suited` gives them; `former` is the run that is gone on with."""
+    seed, config, train = settings.train.seed, settings.train, sets.train
+    architecture = settings.model.architecture(train.shape)
+    model = build_model(settings, architecture, train)
+    found = tuple(kinds_in(sets))
+    _one_process(settings, found)
+    targets = [kind.target(settings, sets, model, seed) for kind in found]
+    frozen = settings.data.images_from is not None
+    plan = plan_of(targets, config.batch_size, settings.consistency.labelled_per_batch, len(train), not frozen)
+    objective = Joint(
+        model,
+        targets,
+        gradient=gradient_named(settings.model.gradient, seed),
+        consistency=consistency_of(settings, sets) if targets and not frozen else None,
+        alpha0=settings.model.alpha0,
+        frozen=frozen,
+        rho={target.name: share_of_batch(target.present, plan) for target in targets},
     )
-    if sets.n_held_out and config.metric == "bound":
-        config = dataclasses.replace(config, metric=_LABEL_METRIC, metric_rises=False)
-    elif not sets.n_held_out:
-        config = dataclasses.replace(config, metric="bound", metric_rises=True)
-    return Recipe(
-        objective,
-        about,
-        _logged(config, plan.steps_per_epoch),
-        plan,
-        None if sets.valid is None else held_out_validator(sets.valid, seed, config.validation_batch_size),
-        refresher(objective, train, seed, config.validate_every) if settings.labels.pull else None,
-    )
-
-
-def _one_process(settings: Settings) -> None:
-    if int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1:
-        raise UserError("labels are learned in one process: start without torchrun and with processes 1.")
-
-
-def _about_labels(settings: Settings, sets: Sets) -> dict[str, Any]:
-    return {
-        "class_names": list(sets.train.class_names),
-        "n_train": len(sets.train),
-        "n_labelled": sets.n_labelled,
-        "held_out": sets.n_held_out,
-        "settings": settings.labels.to_dict(),
-    }
-
-
-# ---- captions ----
-
-
-def vocabulary_of(settings: Settings, sets: Sets) -> Vocabulary:
-    """The words of the captions that are learned from."""
-    assert sets.train.captions is not None
-    words = (caption for of_image in sets.train.captions for caption in of_image)
-    return Vocabulary.from_captions(words, settings.captions.min_count)
-
-
-def caption_recipe(
-    settings: Settings, sets: Sets, architecture: Architecture, vocabulary: Vocabulary, former: RunFolder | None
-) -> Recipe:
-    """Captions, and on the same code labels if there are any. `former` is the run that is resumed.
-
-    Which weights are best is decided by the perplexity of held-out captions; where there are none, the last are used.
-    """
-    seed, train, labels, config = settings.train.seed, sets.train, sets.train.labels, settings.train
-    assert train.captions is not None
-    images = image_recipe(settings, sets, architecture)
-    assert isinstance(images.objective, ImageObjective)
-    captions = EncodedCaptions.encode(train.captions, vocabulary)
-    plan = caption_plan(captions.present, settings.captions, config.batch_size, labels)
+    if frozen:
+        _take_model(objective, settings, former, train)
     about = {
-        **images.about,
-        "captions": {
-            **captions.about(),
-            "n_captioned": sets.n_captioned,
-            "held_out": sets.n_captioned_held_out,
-            "vocabulary": checksum(vocabulary),
-            "settings": settings.captions.to_dict(),
+        "model": settings.model.about(architecture),
+        "targets": {
+            kind.name: kind.about(target, sets.n_held_out(kind.name))
+            for kind, target in zip(found, targets, strict=True)
         },
+        "settings": {
+            **as_dict(settings.labels),
+            **as_dict(settings.tags),
+            **as_dict(settings.captions),
+            **as_dict(settings.consistency),
+        },
+        "frozen": frozen,
     }
-    term = None
-    if labels is not None:
-        _one_process(settings)
-        about["labels"] = _about_labels(settings, sets)
-        term = build_label_term(images.objective, labels, len(train.class_names), settings.labels, plan, seed)
-    objective = build_caption_objective(images.objective, captions, settings.captions, plan, seed, labels=term)
-    if settings.captions.two_step:
-        _take_images(objective, settings, former, train)
-    if sets.n_captioned_held_out:
-        config = dataclasses.replace(config, metric=_CAPTION_METRIC, metric_rises=False)
-    else:  # nothing says when to stop
-        config = dataclasses.replace(config, metric="bound", metric_rises=True, patience=None)
-    terms = _caption_terms(sets.valid, vocabulary, config) if sets.n_captioned_held_out else None
-    return Recipe(objective, about, _logged(config, plan.steps_per_epoch), plan, terms)
+    measured = [(kind, terms) for kind, target in zip(found, targets, strict=True)
+                if (terms := kind.terms(settings, sets, target)) is not None]  # fmt: skip
+    config = _with_metric(config, measured, bool(found))
+    log_every = min(config.log_every, max(1, plan.steps_per_epoch * config.validate_every))
+    config = dataclasses.replace(config, log_every=log_every)  # the curves of a small set get a point for each epoch
+    check = _validator(sets.valid, measured, config) if measured or (found and sets.valid is not None) else None
+    return Recipe(settings, sets, objective, found, about, config, plan, check)
 
 
-def _caption_terms(
-    valid: ImageSet | None, vocabulary: Vocabulary, config: TrainConfig
+def build_model(settings: Settings, architecture: Architecture, train: ImageSet) -> ImageModel:
+    """Untrained, started from the mean and variance of some of the images."""
+    seed = settings.train.seed
+    model = ImageModel.of(architecture, settings.model.pooling, seed)
+    chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
+    model.start_from(train.batch(chosen))
+    return model
+
+
+def plan_of(
+    targets: list[Target], batch_size: int, per_batch: int, n: int, others: bool
+) -> Shuffled | LabelledAndUnlabelled:
+    """Batches in which enough images carry a target; with a single target of classes, each class equally often."""
+    if not targets:
+        return Shuffled(n, batch_size)
+    present = torch.stack([target.present for target in targets]).any(0)
+    strata = targets[0].strata() if len(targets) == 1 else None
+    return batches_for(present, batch_size, per_batch, strata, others)
+
+
+def consistency_of(settings: Settings, sets: Sets) -> Consistency | None:
+    """Captions say where things are and what colour they have: with them, images are augmented gently."""
+    how = settings.consistency
+    if not how.consistency:
+        return None
+    gently = sets.has(CAPTIONS)
+    contrastive = how.contrastive if how.contrastive is not None else float(sets.has(LABELS))
+    bound_images = how.bound_images if how.bound_images != -1 else 16 if gently and not sets.has(LABELS) else 64
+    return Consistency(
+        pseudo_labels=how.pseudo_labels,
+        contrastive=contrastive,
+        spreading=how.spreading,
+        augment=CAPTION_AUGMENT if gently else augment_for(sets.train.shape[0], how.augment),
+        weak=0.3 if gently else 0.4,
+        strong=how.augment_strength if how.augment_strength is not None else 1.0 if gently else 1.3,
+        bound_images=bound_images,
+    )
+
+
+def refresher(joint: Joint, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None] | None:
+    """For `Trainer(on_epoch=...)`: labels spread anew after each `every`-th epoch, from (seed, step) alone."""
+    how = joint.consistency
+    if how is None or how.spreading == 0 or not len(joint.targets):
+        return None
+
+    def refresh(state: TrainerState) -> None:
+        if round(state.epoch) % every == 0:
+            generator = reseed(torch.Generator(), seed, Stream.REFRESH, state.counters.step)
+            joint.refresh(mean_codes(joint.model, train, seed=seed), generator)
+
+    return refresh
+
+
+# ---- validation ----
+
+
+def _with_metric(config: TrainConfig, measured: list[tuple[Kind, Terms]], has_targets: bool) -> TrainConfig:
+    """Held-out values pick the weights: those of the last kind that has any. Without, the last weights are used, and
+    nothing says when to stop."""
+    if measured:
+        return dataclasses.replace(config, metric=measured[-1][0].metric, metric_rises=False)
+    config = dataclasses.replace(config, metric="bound", metric_rises=True)
+    return dataclasses.replace(config, patience=None) if has_targets else config
+
+
+def _validator(
+    valid: ImageSet | None, measured: list[tuple[Kind, Terms]], config: TrainConfig
 ) -> Callable[[nn.Module], Mapping[str, float]]:
-    """The bound on some of the images set aside, and the perplexity of their captions."""
-    assert valid is not None and valid.captions is not None
-    perplexity = caption_validator(valid, valid.captions, vocabulary, seed=config.seed)
-    some = valid if len(valid) <= _VALIDATED else valid.subset(torch.arange(_VALIDATED))
+    """The terms of the bound on images set aside, and what each kind measures on its held-out values."""
+    assert valid is not None
+    some = valid if len(valid) <= _VALIDATED or not measured else valid.subset(torch.arange(_VALIDATED))
 
     def terms(objective: nn.Module) -> Mapping[str, float]:
-        assert isinstance(objective, CaptionObjective)
-        bound = validate(objective.images, some, batch_size=config.validation_batch_size, seed=config.seed)
-        return {**bound, **perplexity(objective)}
+        assert isinstance(objective, Joint)
+        found = validate(objective, some, batch_size=config.validation_batch_size, seed=config.seed)
+        for kind, measure in measured:
+            found |= measure(objective.model, objective.parts()[f"head.{kind.name}"])
+        return found
 
     return terms
 
@@ -217,35 +248,43 @@ def _caption_terms(
 # ---- two steps ----
 
 
-def with_model_of(settings: Settings) -> Settings:
-    """The settings of the run whose image model is taken, where captions are learned in two steps."""
-    source = settings.data.images_from
-    if source is None:
-        if settings.captions.two_step:
-            raise UserError("two_step needs an image model to start from: give --two-step RUN, a run without captions.")
-        return settings
-    run = load_run(source)
-    about, architecture = run.meta["about"], run.architecture
-    channels, height, _ = architecture.image_shape
-    model = ModelSettings(
-        layers=architecture.layers,
-        nonlinearity=architecture.nonlinearity,
-        **{name: about[name] for name in ("pooling", "gradient", "alpha0")},
-    )
-    data = dataclasses.replace(
-        settings.data, size=settings.data.size or height, channels=settings.data.channels or channels
-    )
-    return dataclasses.replace(
-        settings, model=model, data=data, chosen=settings.chosen | {"nonlinearity", "pooling", "gradient", "alpha0"}
-    )
-
-
-def _take_images(objective: CaptionObjective, settings: Settings, former: RunFolder | None, train: ImageSet) -> None:
+def _take_model(objective: Joint, settings: Settings, former: RunFolder | None, train: ImageSet) -> None:
     """The first step's image model, from its run or, when resuming, from the checkpoint; its codes are kept."""
     if former is not None and former.newest.exists():
-        load_weights(objective, former.newest)
+        load_parts({"model": objective.model}, former.newest)
     else:
         assert settings.data.images_from is not None
-        objective.images.load_state_dict(load_run(settings.data.images_from).objective.state_dict())
-        objective.images.requires_grad_(False)
-    objective.posteriors = posteriors_of(objective.images.model, train)
+        objective.model.load_state_dict(load_run(settings.data.images_from).model.state_dict())
+    if objective.model.encoder.mean_is_exact and 8 * len(train) * objective.model.code_size <= MOST_KEPT:
+        parts = [codes.cpu() for _, codes, _ in encode_set(objective.model, train)]
+        objective.posteriors = Posteriors(
+            torch.cat([part.mu[0] for part in parts]), torch.cat([part.log_sigma[0] for part in parts])
+        )
+
+
+def with_model_of(settings: Settings) -> Settings:
+    """The settings of the run whose image model is taken, where targets are learned in two steps."""
+    if settings.data.images_from is None:
+        return settings
+    run = load_run(settings.data.images_from)
+    about, architecture = run.about["model"], run.architecture
+    channels, height, _ = architecture.image_shape
+    taken = {name: about[name] for name in ("pooling", "gradient", "alpha0")}
+    model = {"layers": architecture.layers, "preset": None, "nonlinearity": architecture.nonlinearity, **taken}
+    data = {"size": settings.data.size or height, "channels": settings.data.channels or channels}
+    changed = settings.replace({**model, **data})
+    return dataclasses.replace(changed, chosen=settings.chosen | set(model))
+
+
+def _one_process(settings: Settings, found: tuple[Kind, ...]) -> None:
+    if found and int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1 and found[0].name == LABELS:
+        raise UserError("labels are learned in one process: start without torchrun and with processes 1.")
+
+
+def _length(train: TrainConfig) -> str:
+    limits = [
+        (train.max_epochs, f"{train.max_epochs} epochs"),
+        (train.max_steps, f"{train.max_steps} steps"),
+        (train.max_minutes, f"{train.max_minutes} minutes"),
+    ]
+    return "at most " + " or ".join(words for limit, words in limits if limit is not None)

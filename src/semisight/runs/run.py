@@ -1,48 +1,43 @@
-"""The folder of a run as people use it: the trainer's files, what it learned from, and its report.
+"""A trained model and all that its folder says of it: loaded, and asked for codes, labels, tags and captions.
 
-    RUN/config.json, checkpoints/, log.csv, tensorboard/   the trainer's (learning/runs.py)
-    RUN/data.json                                          where the images came from, and what was left out
-    RUN/calibration.json                                   probabilities of labels (classifier.py), where there are any
-    RUN/vocabulary.json, captions.safetensors              of captions (captioning.py), where there are any
-    RUN/comparison.json                                    the same labels without the unlabelled images, if measured
-    RUN/report.html                                        the page to look at
-    RUN/model_card.md                                      data, settings, metrics and limits (model_card.py)
-
-The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
-not by their path.
+Prediction reads the parts `model` and `head.<target>` of a checkpoint and never builds an objective.
 """
 
 import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor, nn
 
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
-from semisight.files import write_atomic
+from semisight.files import finish_bundle, write_json
+from semisight.inference.captions import Caption, CaptionReader, Search, write_captions
+from semisight.inference.encode import Codes, Progress, encode_set, joined
+from semisight.inference.labels import LabelAnswer, LabelReader
+from semisight.inference.tags import TagAnswer, TagReader
 from semisight.model.architecture import Architecture
-from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
-from semisight.objectives.caption_objective import CaptionObjective, CaptionXi, LabelTerm
-from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.objectives.image_objective import ImageObjective
-from semisight.objectives.label_objective import LabelObjective, Xi
-from semisight.runs.caption_training import CaptionSettings, build_caption_head
-from semisight.runs.captioner import Captioner, captions_of, read_captioner
-from semisight.runs.classifier import Classifier, Fitted, labels_of
-from semisight.runs.label_training import LabelSettings, build_head, build_label_objective
+from semisight.objectives.joint import Joint
+from semisight.objectives.step import Images
+from semisight.runs.kinds import Reader, kind_named, kinds
 from semisight.runs.settings import DataSettings, of_run
-from semisight.training.checkpoint import load_weights, read_meta
+from semisight.setting import as_dict, part
+from semisight.training.checkpoint import load_parts, read_meta
 from semisight.training.config import TrainConfig, read_settings
+from semisight.training.devices import choose_device
 from semisight.training.folder import RunFolder
+from semisight.untrusted import read_json
 
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
+_MOST_NUMBERS = 10**10  # of a model that a stranger describes
+DATA, COMPARISON, UNFINISHED, REPORT = "data.json", "comparison.json", "unfinished.txt", "report.html"
 
 
 @dataclass(frozen=True)
@@ -69,53 +64,30 @@ class DataRecord:
             notes=train.notes,
         )
 
-    def write(self, path: Path) -> None:
-        write_atomic(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return found
 
     @staticmethod
-    def read(path: Path) -> "DataRecord":
+    def read(folder: RunFolder) -> "DataRecord":
+        path = folder.file(DATA)
+        if not path.exists():
+            raise UserError(f"{folder.path} does not say which images it learned from ({path.name} is not there).")
+        values = read_json(path)
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
             return DataRecord(
-                settings=DataSettings(**values["settings"]),
+                settings=part(DataSettings, values["settings"]),
                 n_train=int(values["n_train"]),
                 n_valid=int(values["n_valid"]),
-                shape=tuple(values["shape"]),
-                skipped=tuple(Skipped(**entry) for entry in values["skipped"]),
+                shape=cast(tuple[int, int, int], tuple(int(side) for side in values["shape"])),
+                skipped=tuple(Skipped(str(entry["name"]), str(entry["reason"])) for entry in values["skipped"]),
                 n_skipped=int(values["n_skipped"]),
-                notes=tuple(values["notes"]),
+                notes=tuple(str(note) for note in values["notes"]),
             )
-        except FileNotFoundError:
-            raise UserError(
-                f"{path.parent} does not say which images it learned from ({path.name} is not there)."
-            ) from None
-        except OSError as error:
-            raise UserError(f"could not read {path}: {error.strerror or error}.") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, UserError) as error:
             raise UserError(
                 f"{path} is damaged ({type(error).__name__}: {error}); train again, or repair it."
             ) from error
-
-
-def data_file(folder: RunFolder) -> Path:
-    return folder.path / "data.json"
-
-
-def report_file(folder: RunFolder) -> Path:
-    return folder.path / "report.html"
-
-
-def comparison_file(folder: RunFolder) -> Path:
-    return folder.path / "comparison.json"
-
-
-def calibration_file(folder: RunFolder) -> Path:
-    return folder.path / "calibration.json"
-
-
-def unfinished_file(folder: RunFolder) -> Path:
-    """There from the first step of a training to its end, whoever or whatever ends it before."""
-    return folder.path / "unfinished.txt"
 
 
 @dataclass(frozen=True)
@@ -125,40 +97,106 @@ class Comparison:
     error: float
 
     def write(self, folder: RunFolder) -> None:
-        write_atomic(comparison_file(folder), json.dumps({"error_without_unlabelled": self.error}) + "\n")
+        write_json(folder.file(COMPARISON), {"error_without_unlabelled": self.error})
 
     @staticmethod
     def read(folder: RunFolder) -> "Comparison | None":
-        try:
-            values = json.loads(comparison_file(folder).read_text(encoding="utf-8"))
-            return Comparison(float(values["error_without_unlabelled"]))
-        except FileNotFoundError:
+        path = folder.file(COMPARISON)
+        if not path.exists():
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{comparison_file(folder)} is damaged ({error}); delete it to go without.") from error
+        try:
+            return Comparison(float(read_json(path)["error_without_unlabelled"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}); delete it to go without.") from error
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with all that its checkpoint says about it.
+    """A trained model with what it learned beside images: a reader for each target, by name.
 
-    `classifier` is there if it learned labels, `captioner` if it learned captions.
+    Example:
+        >>> import semisight as ss
+        >>> images = ss.load("builtin:digits", limit=60)
+        >>> model = ss.ImageModel.suited_to(images)
+        >>> labels = ss.Labels(ss.Softmax(model.code_size, 10), images.labels)
+        >>> run = ss.train(ss.Joint(model, [labels]), images, steps=2)
+        >>> run.encode(images).mean.shape == (60, model.code_size)
+        True
+        >>> run.predict(images).probabilities.shape
+        torch.Size([60, 10])
     """
 
-    folder: RunFolder
-    checkpoint: Path
-    objective: ImageObjective
-    meta: Mapping[str, Any]
-    classifier: Classifier | None = None
-    captioner: Captioner | None = None
+    model: ImageModel
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    folder: RunFolder = field(default_factory=lambda: RunFolder(Path(".")))
+    checkpoint: Path = Path(".")
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    # ---- asking ----
+
+    def encode(self, images: Images, progress: Progress | None = None) -> Codes:
+        """q(s | X) of every image.
+
+        Args:
+            images: a set, as `load` gives it.
+            progress: told how many images are done, of how many.
+
+        Returns:
+            Codes with `mean` and `spread`, [N, J] each.
+        """
+        return joined([codes.cpu() for _, codes, _ in encode_set(self.model, images, progress=progress)])
+
+    def ask(self, name: str, images: Images, progress: Progress | None = None) -> Any:
+        """What the reader of that name says of every image."""
+        reader = self.reader(name)
+        found = encode_set(self.model, images, progress=progress)
+        return reader.joined([reader(codes, generator) for _, codes, generator in found])
+
+    def predict(self, images: Images, progress: Progress | None = None) -> LabelAnswer:
+        """Labels with probabilities and spread."""
+        return cast(LabelAnswer, self.ask("labels", images, progress))
+
+    def tag(self, images: Images, progress: Progress | None = None) -> TagAnswer:
+        """The probability of every tag."""
+        return cast(TagAnswer, self.ask("tags", images, progress))
+
+    def caption(
+        self, images: Images, search: Search | None = None, progress: Progress | None = None
+    ) -> list[tuple[Caption, ...]]:
+        """The best captions of every image, as the search says."""
+        return write_captions(self.model, self.captions, images, search, progress=progress)
+
+    # ---- what it has ----
+
+    def has(self, name: str) -> bool:
+        return name in self.readers
+
+    def reader(self, name: str) -> Reader:
+        """The reader of that name, or an error that says how to get one."""
+        if name not in self.readers:
+            raise UserError(kind_named(name).missing(self.folder))
+        return self.readers[name]
 
     @property
-    def model(self) -> ImageModel:
-        return self.objective.model
+    def labels(self) -> LabelReader:
+        return cast(LabelReader, self.reader("labels"))
+
+    @property
+    def tags(self) -> TagReader:
+        return cast(TagReader, self.reader("tags"))
+
+    @property
+    def captions(self) -> CaptionReader:
+        return cast(CaptionReader, self.reader("captions"))
 
     @property
     def architecture(self) -> Architecture:
         return self.model.architecture
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.meta["about"]
+        return found
 
     @property
     def config(self) -> TrainConfig:
@@ -166,16 +204,21 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        return self.model.decoder.log_alpha0.device
+        return self.model.device
 
     @property
     def step(self) -> int:
         return int(self.meta["counters"]["step"])
 
     @property
+    def objective(self) -> Joint:
+        """The bound of the images alone, for validation."""
+        return Joint(self.model).eval()
+
+    @property
     def unfinished(self) -> str:
         """What to know of a run whose training has not come to its end; "" of one that has."""
-        if not unfinished_file(self.folder).exists():
+        if not self.folder.file(UNFINISHED).exists():
             return ""
         return (
             f"The training of {self.folder.path} has not come to its end: what it had learned at step {self.step:,} is "
@@ -183,56 +226,39 @@ class Run:
         )
 
     def data(self) -> DataRecord:
-        return DataRecord.read(data_file(self.folder))
-
-    def labels(self) -> Classifier:
-        """The classifier, or an error that says how to get one."""
-        if self.classifier is None:
-            raise UserError(
-                f"{self.folder.path} learned {'captions' if self.captioner else 'from images alone'} and knows no "
-                "labels: train a run with labels first (semisight train DATA --labels labels.csv --out RUN)."
-            )
-        return self.classifier
-
-    def captions(self) -> Captioner:
-        """The captioner, or an error that says how to get one."""
-        if self.captioner is None:
-            raise UserError(
-                f"{self.folder.path} learned no captions: train a run with captions first "
-                "(semisight train DATA --captions captions.csv --out RUN)."
-            )
-        return self.captioner
+        return DataRecord.read(self.folder)
 
 
-def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Run:
+def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model: ImageModel | None = None) -> Run:
     """The model of a run folder, in evaluation mode.
 
-    "auto" is its best checkpoint, or the newest where there is no best; the newest also where labels or captions were
-    learned and none held out, for then `best` is only the best at drawing images.
+    Args:
+        path: the folder.
+        which: "auto" is its best checkpoint, or the newest where there is no best; the newest also where targets were
+            learned and none held out, for then `best` is only the best at drawing images.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        model: for a run that was trained with an encoder of your own, a model of the same parts.
     """
-    from semisight.training.devices import choose_device
-
     folder = open_folder(path)
     named = {"best": folder.best, "newest": folder.newest}
     checkpoint = _chosen(folder) if which == "auto" else named[which]
     other = " Its other checkpoint may be whole: --checkpoint newest." if checkpoint == folder.best else ""
     try:
         meta = read_meta(checkpoint)
-        objective = _build(meta)
-        load_weights(objective, checkpoint)
-        objective = objective.to(choose_device(device)).eval()
-        if isinstance(objective, ImageObjective):
-            return Run(folder, checkpoint, objective, meta)
-        model = objective.images.model
-        if isinstance(objective, LabelObjective):
-            return Run(
-                folder, checkpoint, objective.images, meta, _classifier(folder, model, objective.label_head, meta)
-            )
-        term, about = objective.labels, meta["about"]["captions"]
-        classifier = None if term is None else _classifier(folder, model, term.label_head, meta)
-        captioner = read_captioner(folder, model, objective.head, about)
-        return Run(folder, checkpoint, objective.images, meta, classifier, captioner)
-    except (KeyError, TypeError, ValueError) as error:
+        about, step = meta["about"], int(meta["counters"]["step"])
+        model = build_model(about["model"]) if model is None else model
+        heads = {
+            name: kind_named(name).head(of, model.code_size) for name, of in about["targets"].items() if _known(name)
+        }
+        load_parts({"model": model, **{f"head.{name}": head for name, head in heads.items()}}, checkpoint)
+        _check_numbers(model, *heads.values(), where=checkpoint)
+        for module in (model, *heads.values()):
+            module.to(choose_device(device)).eval()
+        readers = {
+            name: kind_named(name).reader(folder, about["targets"][name], head, step) for name, head in heads.items()
+        }
+        return Run(model, readers, folder, checkpoint, meta)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"{checkpoint} does not say how its model is built ({error}); train it with semisight train.{other}"
         ) from error
@@ -240,54 +266,38 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu") -> Ru
         raise UserError(f"{error}{other}") from error
 
 
+def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
+    """The untrained model that a checkpoint describes."""
+    if "architecture" not in about:
+        raise UserError(
+            f"this run was trained with parts of your own ({about.get('encoder', 'an encoder')}): give load_run a "
+            "model of the same parts (model=...)."
+        )
+    architecture = Architecture.from_dict(about["architecture"])
+    if architecture.n_weights > _MOST_NUMBERS:
+        raise UserError(f"it describes a model of {architecture.n_weights:,} numbers, which is beyond reason")
+    return ImageModel.of(architecture, about["pooling"], seed=seed)
+
+
+def _check_numbers(*modules: nn.Module, where: Path) -> None:
+    """A model with a weight that is no number would answer nonsense without a word."""
+    for module in modules:
+        for name, value in module.state_dict().items():
+            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise UserError(f"{where} is unusable: {name} holds numbers that are not finite.")
+
+
+def _known(name: str) -> bool:
+    """Whether a target is of a kind that is read here; one of a user's own is read in Python."""
+    return any(kind.name == name for kind in kinds())
+
+
 def _chosen(folder: RunFolder) -> Path:
-    with contextlib.suppress(UserError, KeyError):  # a newest that is missing or damaged leaves the best
-        about = read_meta(folder.newest)["about"]
-        learned = captions_of(about) or labels_of(about)  # with both, captions choose the weights
-        if learned is not None and not learned["held_out"]:
+    with contextlib.suppress(UserError, KeyError, TypeError, AttributeError):  # a damaged newest leaves the best
+        targets = read_meta(folder.newest)["about"]["targets"]
+        if targets and not list(targets.values())[-1]["held_out"]:  # the last of them chooses the weights
             return folder.newest
     return folder.best_or_newest()
-
-
-def _build(meta: Mapping[str, Any]) -> ImageObjective | LabelObjective | CaptionObjective:
-    seed, about = int(meta["config"]["seed"]), meta["about"]
-    images = build_objective(about, seed)
-    labels, captions = labels_of(about), captions_of(about)
-    if captions is not None:
-        return _captions(images, captions, labels, seed)
-    if labels is None:
-        return images
-    settings, n_classes = LabelSettings(**labels["settings"]), len(labels["class_names"])
-    unknown = torch.full((int(labels["n_train"]),), -1)
-    return build_label_objective(images, unknown, n_classes, settings, int(meta["config"]["batch_size"]), seed)
-
-
-def _captions(
-    images: ImageObjective, captions: Mapping[str, Any], labels: Mapping[str, Any] | None, seed: int
-) -> CaptionObjective:
-    size, n_symbols = images.model.architecture.code_size, int(captions["vocab_size"])
-    head = build_caption_head(CaptionSettings(**captions["settings"]), size, n_symbols, seed)
-    nothing = torch.zeros(1, dtype=torch.int64)
-    none = EncodedCaptions(nothing[:0].int(), nothing, nothing, n_symbols)
-    term = None
-    if labels is not None:
-        label_head = build_head(LabelSettings(**labels["settings"]), size, len(labels["class_names"]), seed)
-        term = LabelTerm(label_head, Xi(0.0), int(labels["n_labelled"]))
-    return CaptionObjective(images, head, none, CaptionXi(0.0), labels=term)
-
-
-def _classifier(folder: RunFolder, model: ImageModel, head: LabelHead, meta: Mapping[str, Any]) -> Classifier:
-    labels = meta["about"]["labels"]
-    fitted = Fitted.read(calibration_file(folder))
-    return Classifier(
-        model=model,
-        head=head,
-        class_names=tuple(labels["class_names"]),
-        settings=LabelSettings(**labels["settings"]),
-        fitted=fitted if fitted is not None and fitted.step == int(meta["counters"]["step"]) else None,
-        n_labelled=int(labels["n_labelled"]),
-        n_held_out=int(labels["held_out"]),
-    )
 
 
 def open_folder(path: str | Path) -> RunFolder:
@@ -298,6 +308,7 @@ def open_folder(path: str | Path) -> RunFolder:
         raise UserError(f"there is no run at {path}: the folder does not exist. {how}")
     if not folder.path.is_dir():
         raise UserError(f"{path} is a file, not the folder of a run. Give the folder that semisight train --out made.")
+    finish_bundle(folder.path)
     if not folder.holds_a_run:
         raise UserError(f"{path} is a folder, but not one of a run: it has neither config.json nor checkpoints. {how}")
     return folder
@@ -306,10 +317,4 @@ def open_folder(path: str | Path) -> RunFolder:
 def former_settings(folder: RunFolder) -> dict[str, Any]:
     """The settings, by name, of the run in a folder: what resuming starts from."""
     meta = read_meta(folder.newest) if folder.newest.exists() else read_settings(folder.config)
-    return {**of_run(meta), **dataclasses.asdict(DataRecord.read(data_file(folder)).settings)}
-
-
-def build_objective(about: Mapping[str, Any], seed: int) -> ImageObjective:
-    """The untrained model that `ModelSettings.about` describes; the same seed gives the same start."""
-    model = ImageModel.of(Architecture.from_dict(about["architecture"]), about["pooling"], seed=seed)
-    return ImageObjective(model, about["gradient"], about["alpha0"], seed=seed)
+    return {**of_run(meta), **as_dict(DataRecord.read(folder).settings)}

@@ -1,111 +1,121 @@
 """All that can be asked of a run, from four places: defaults, the run that is resumed, a file, the command line.
 
-Later places win. Names are those of the options of `semisight train`, with _ for -; those of `TrainConfig` and of
-`LabelSettings` and `CaptionSettings` work too (the captions' xi is `caption_xi`, as xi alone is that of labels). Some
-defaults differ where there are labels or captions to learn: see `Settings.for_labels` and `Settings.for_captions`.
+Later places win. Every setting is declared once, here or in training/config.py; the options of `semisight train`, the
+config file, a run's record and the estimator's arguments are made from these declarations. Some defaults depend on what
+there is to learn: `Settings.suited` fills in those that nobody chose.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast
+
+from pydantic.fields import FieldInfo
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer, Nonlinearity, check_keys, preset, suggest_architecture
-from semisight.model.encoders.paper import POOLINGS, Pooling
-from semisight.objectives.gradients import ESTIMATORS, EstimatorName
-from semisight.objectives.image_objective import Precision
-from semisight.runs.caption_training import CaptionSettings
-from semisight.runs.label_training import LabelSettings, XiRule, is_dealt, labelled_beside
+from semisight.setting import as_dict, fields, group, names, part, setting, unknown_name, words_of
 from semisight.training.config import TrainConfig, read_settings
 
-# The command line's words for settings of the trainer.
-WORDS = {"epochs": "max_epochs", "minutes": "max_minutes", "steps": "max_steps", "average": "average_decay"}
-
-# Where labels are learned and nobody chose otherwise (docs/symbols.md says why).
-LABEL_DEFAULTS: dict[str, Any] = {
-    "nonlinearity": "norm-relu",
-    "learning_rate": 1e-3,
-    "schedule": "cosine",
-    "average_decay": 0.99,
-    "patience": None,  # the rate has to come down first
-    "head": "softmax",
-    "xi": "tenfold",
-}
-UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
-LEAST_EPOCHS, LEAST_STEPS = 20, 4000
-STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
-
-# Where captions are learned. The labels' head and xi hold for labels beside captions.
-CAPTION_DEFAULTS: dict[str, Any] = {
-    "nonlinearity": "norm-relu",
-    "learning_rate": 1e-3,
-    "schedule": "cosine",
-    "average_decay": 0.99,
-    "batch_size": 64,
-    "caption_start": "wide",
-    "caption_pull": True,
-    "caption_xi_scale": 10.0,
-    "head": "softmax",
-    "xi": "pixels",
-}
-MANY_CAPTIONS = 5000  # with fewer, rare words are kept, and a smaller network is enough
-FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_size": 256}
-CAPTION_STEPS, CAPTION_STEPS_TO_VALIDATION, CAPTION_PATIENCE = 4000, 100, 10
-
-# Names of CaptionSettings that are taken by LabelSettings, and how they are called beside these.
-_CAPTION_NAMES = {
-    name: f"caption_{name}"
-    for name in ("xi", "xi_scale", "xi_warmup", "start", "pull", "confident", "threshold", "bound_images")
-}
-
-# Sections 4 and 5.2 as printed; what --paper sets.
-PAPER: dict[str, Any] = {
-    "nonlinearity": "none",
-    "learning_rate": 2e-4,
-    "schedule": "constant",
-    "average_decay": None,
-    "patience": 10,
-    "batch_size": 64,
-    "max_epochs": 100,
-    "head": "svm",
-    "xi": "paper",
-    "pull": False,
-    "labelled_per_batch": 32,
-    "caption_start": "paper",
-    "caption_pull": False,
-    "caption_xi_scale": 1.0,
-}
+Pooling = Literal["expected", "sampled", "max"]
+GradientName = Literal["local", "straight-through", "nvil"]
+AugmentName = Literal["auto", "drawings", "photos"]
+_IMAGES, _LABELS, _TAGS, _CAPTIONS, _CONSISTENCY, _MODEL = (
+    *("Images", "Labels", "Tags (several labels per image)", "Captions", "Consistency", "Model"),
+)
 
 
-@dataclass(frozen=True)
+@group
 class DataSettings:
-    """Which images, how large, and how many of them are set aside for validation."""
+    """Which images, how large, which of them carry what, and how many are set aside for validation."""
 
-    source: str
-    size: int | None = None
-    channels: int | None = None
-    limit: int | None = None
-    valid_fraction: float = 0.1
-    labels: str | None = None  # a file of labels; None: those that the set carries, if any
-    class_per_folder: bool = False
-    use_labels: bool = True
-    labels_per_class: int | None = None  # keep so many and hide the others, to try out how few are enough
-    only_labelled: bool = False  # leave out images without a label, to see what they are worth
-    captions: str | None = None  # a file of captions, or "builtin": those that the set carries
-    split: str | None = None  # of a caption file that parts its images: train, val, ...; None: those to train on
-    captioned_images: int | None = None  # keep the captions of so many and hide the others'
-    only_captioned: bool = False  # leave out images without a caption
-    images_from: str | None = None  # two steps: the run whose image model is taken and left as it is
+    source: str = setting(default="", help="Where the images are.")
+    size: int | None = setting(
+        default=None, help="Scale and crop to SIZE x SIZE pixels.", panel=_IMAGES, shown="as they are", ge=1
+    )
+    channels: int | None = setting(
+        default=None, help="1 (grey) or 3 (colour).", panel=_IMAGES, shown="as they are", ge=1
+    )
+    limit: int | None = setting(default=None, help="Use at most so many images.", panel=_IMAGES, shown="all", ge=1)
+    valid_fraction: float = setting(
+        default=0.1, help="Share set aside for validation; 0 for none.", panel=_IMAGES, ge=0, lt=1
+    )
+    labels: str | None = setting(
+        default=None,
+        help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "
+        "Images that it leaves out are unlabelled.",
+        panel=_LABELS,
+        shown="those that the set carries, if any",
+    )
+    class_per_folder: bool = setting(
+        default=False, help="The folders directly below DATA are the classes.", panel=_LABELS
+    )
+    use_labels: bool = setting(
+        default=True,
+        help="Learn from the images alone, even if the set carries labels.",
+        panel=_LABELS,
+        flag="--no-labels",
+        inverse=True,
+    )
+    labels_per_class: int | None = setting(
+        default=None,
+        help="Keep so many labels of each class and hide the others, to try out how few are enough; the error is "
+        "measured on hidden ones.",
+        panel=_LABELS,
+        shown="all",
+        ge=1,
+    )
+    only_labelled: bool = setting(
+        default=False, help="Leave out unlabelled images, to see what they are worth.", panel=_LABELS
+    )
+    tags: str | None = setting(
+        default=None,
+        help="Several labels per image: a CSV file with file,label in which a file may stand repeatedly, or with a "
+        "column for each tag holding 1, 0 or nothing (unknown); a .npy array [N, C] of 1, 0 and -1; builtin: those "
+        "that the set carries.",
+        panel=_TAGS,
+    )
+    tags_known: float | None = setting(
+        default=None,
+        help="Keep this share of the tags' entries and hide the others.",
+        panel=_TAGS,
+        shown="all",
+        gt=0,
+        le=1,
+    )
+    captions: str | None = setting(
+        default=None,
+        help="Karpathy's or COCO's json, a Flickr token file, CSV (columns file,caption) or JSON lines; builtin: those "
+        "that the set carries. Images that it leaves out are uncaptioned.",
+        panel=_CAPTIONS,
+    )
+    split: str | None = setting(
+        default=None,
+        help="Which part of a caption file that parts its images: train, val, ..., or all.",
+        panel=_CAPTIONS,
+        shown="train and restval; evaluate: test, or val",
+    )
+    captioned_images: int | None = setting(
+        default=None,
+        help="Keep the captions of so many images and hide the others', to try out how few are enough; captions are "
+        "measured on hidden ones.",
+        panel=_CAPTIONS,
+        shown="all",
+        ge=1,
+    )
+    only_captioned: bool = setting(
+        default=False, help="Leave out uncaptioned images, to see what they are worth.", panel=_CAPTIONS
+    )
+    images_from: str | None = setting(
+        default=None,
+        help="Take the image model of this run, leave it as it is, and learn what images carry on its codes.",
+        panel=_CAPTIONS,
+        flag="--two-step",
+        metavar="RUN",
+        shown="images and captions together",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("size", "channels", "limit", "labels_per_class", "captioned_images"):
-            _check_whole(name, getattr(self, name))
-        for name in ("class_per_folder", "use_labels", "only_labelled", "only_captioned"):
-            if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name} must be true or false, not {getattr(self, name)!r}.")
         wanted = [word for word, given in self._label_words() if given]
         if not self.use_labels and wanted:
             raise UserError(f"--no-labels and {wanted[0]} exclude each other: give one of them.")
@@ -114,9 +124,8 @@ class DataSettings:
         stray = [word for word, given in self._caption_words() if given]
         if self.captions is None and stray:
             raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
-        fraction = self.valid_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-            raise UserError(f"valid_fraction must be at least 0 (no validation) and below 1, not {fraction!r}.")
+        if self.tags is None and self.tags_known is not None:
+            raise UserError("--tags-known is about tags: say which with --tags FILE (or builtin).")
 
     def _label_words(self) -> list[tuple[str, bool]]:
         return [
@@ -131,7 +140,6 @@ class DataSettings:
             ("--split", self.split is not None),
             ("--captioned-images", self.captioned_images is not None),
             ("--only-captioned", self.only_captioned),
-            ("--two-step", self.images_from is not None),
         ]
 
     @property
@@ -140,31 +148,38 @@ class DataSettings:
         return any(given for _, given in self._label_words())
 
 
-@dataclass(frozen=True)
+@group
 class ModelSettings:
     """The layers, by a preset's name or one by one or (by default) worked out from the images, and how they learn."""
 
-    preset: str | None = None
-    layers: tuple[Layer, ...] | None = None
-    nonlinearity: Nonlinearity = "none"
-    pooling: Pooling = "expected"
-    gradient: EstimatorName = "local"
-    alpha0: Precision = "learned"
+    preset: str | None = setting(
+        default=None,
+        help="Layers of the paper's Table 5: mnist, cifar-10, cifar-100, caltech-101, caltech-256, imagenet, flickr8k, "
+        "flickr30k, coco.",
+        panel=_MODEL,
+        shown="suits the size of the images",
+    )
+    layers: tuple[Any, ...] | None = setting(
+        default=None, help="Layers one by one: [{maps: 32, kernel: 5, pool: 2}, ...]."
+    )
+    nonlinearity: Nonlinearity = setting(
+        default="none", help="After pooling, in the encoder.", panel=_MODEL, shown="none; with targets: norm-relu"
+    )
+    pooling: Pooling = setting(
+        default="expected",
+        help="How the code sees the places z: their mean, a draw (the paper's), or max-pooling without z.",
+        panel=_MODEL,
+    )
+    gradient: GradientName = setting(default="local", help="How the gradient for z is estimated.", panel=_MODEL)
+    alpha0: Literal["learned", "exact"] = setting(default="learned", help="The precision of the pixels.")
 
     def __post_init__(self) -> None:
-        choices: dict[str, tuple[str, ...]] = {
-            "nonlinearity": get_args(Nonlinearity),
-            "pooling": POOLINGS,
-            "gradient": ESTIMATORS,
-            "alpha0": get_args(Precision),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UserError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         if self.preset is not None and self.layers is not None:
             raise UserError("give a preset or layers, not both.")
         if self.layers is not None:
-            object.__setattr__(self, "layers", tuple(_layer(row) for row in _rows(self.layers)))
+            if not self.layers:
+                raise UserError("layers must be a list such as [{maps: 32, kernel: 5, pool: 2}, ...], not empty.")
+            object.__setattr__(self, "layers", tuple(_layer(row) for row in self.layers))
 
     def architecture(self, image_shape: tuple[int, int, int]) -> Architecture:
         if self.layers is not None:
@@ -174,7 +189,7 @@ class ModelSettings:
         return suggest_architecture(image_shape, self.nonlinearity)
 
     def about(self, architecture: Architecture) -> dict[str, Any]:
-        """What a checkpoint says of its model, and `load_run` builds it from."""
+        """What a checkpoint says of its model, and a run is loaded by."""
         return {
             "architecture": architecture.to_dict(),
             "pooling": self.pooling,
@@ -183,76 +198,171 @@ class ModelSettings:
         }
 
 
-@dataclass(frozen=True)
+@group
+class LabelSettings:
+    """How labels are learned."""
+
+    head: Literal["softmax", "svm"] = setting(
+        default="svm", help="What tells classes apart: softmax, or the Bayesian SVM.", panel=_LABELS, shown="softmax"
+    )
+    gamma: float = setting(default=1.0, help="Weighs the SVM's errors against its prior.", gt=0)
+    xi: float | str = setting(
+        default="paper",
+        help="Weight of the labels beside the images: a number, paper (N_X / (C rho)), or a multiple of the paper's "
+        "such as 10x.",
+        panel=_LABELS,
+        shown="10 C times the paper's",
+    )
+    xi_warmup: int = setting(default=0, help="Steps over which xi rises.", ge=0)
+    threshold: float = setting(
+        default=0.95, help="Probability above which only the likeliest pseudo-label is learned.", ge=0
+    )
+
+
+@group
+class TagSettings:
+    """How tags are learned."""
+
+    tag_head: Literal["logistic", "svm"] = setting(default="logistic", help="What decides each tag.", panel=_TAGS)
+    tag_xi: float | str = setting(default="paper", help="Weight of the tags beside the images, as xi.", panel=_TAGS)
+    tag_threshold: float = setting(default=0.95, help="Probability above which a pseudo-tag is learned.", ge=0)
+
+
+@group
+class CaptionSettings:
+    """How captions are learned; the defaults are the paper's."""
+
+    cell: Literal["gru", "lstm"] = setting(
+        default="gru", help="The recurrent network that writes captions.", panel=_CAPTIONS
+    )
+    hidden_size: int = setting(
+        default=512, help="Its hidden units.", panel=_CAPTIONS, shown="512; with fewer than 5,000 captions 256", ge=1
+    )
+    embedding_size: int = setting(default=512, help="Numbers that a word becomes.", ge=1)
+    min_count: int = setting(
+        default=5,
+        help="Words that occur less often are one unknown word.",
+        panel=_CAPTIONS,
+        shown="5; with fewer than 5,000 captions 1",
+        ge=1,
+    )
+    caption_xi: float | str = setting(
+        default="paper",
+        help="Weight of log p(caption) beside the image's bound: a number (1 is the exact bound), paper (N_X / (T "
+        "rho)), or a multiple of the paper's such as 10x.",
+        panel=_CAPTIONS,
+        shown="10x",
+    )
+    caption_xi_warmup: int = setting(default=0, help="Steps over which it rises.", ge=0)
+    caption_threshold: float = setting(
+        default=0.9, help="Probability above which a word of a pseudo-caption is learned.", ge=0
+    )
+    captions_per_step: int | None = setting(
+        default=1, help="Captions of an image in a step; null takes all it has.", ge=1
+    )
+    start: Literal["paper", "wide"] = setting(default="paper", help="Of the weights: as in appendix B, or wide.")
+
+
+@group
+class ConsistencySettings:
+    """What images without a target contribute (objectives/consistency.py). None: as suits what there is to learn."""
+
+    consistency: bool = setting(
+        default=True,
+        help="Learn on augmented images, and from images without a label or caption: pseudo-labels of the averaged "
+        "model, a contrastive term between two augmented views, and label spreading over a graph of codes.",
+        panel=_CONSISTENCY,
+        flag="--consistency/--no-consistency",
+    )
+    pseudo_labels: float = setting(default=1.0, help="Weight of pseudo-labels.", panel=_CONSISTENCY, ge=0)
+    contrastive: float | None = setting(
+        default=None,
+        help="Weight of the contrastive term.",
+        panel=_CONSISTENCY,
+        shown="1 with labels, 0 with captions alone",
+        ge=0,
+    )
+    spreading: float = setting(default=1.0, help="Weight of spread labels.", panel=_CONSISTENCY, ge=0)
+    augment: AugmentName = setting(
+        default="auto",
+        help="How images are augmented: photos (a little, and mirrored), drawings (further, never mirrored: also for "
+        "writing and signs), or auto (images in colour are taken for photos). With captions always gently.",
+        panel=_CONSISTENCY,
+    )
+    augment_strength: float | None = setting(
+        default=None, help="Strength of the augmentation that is learned from.", shown="1.3; with captions 1", ge=0
+    )
+    bound_images: int | None = setting(
+        default=-1,
+        help="Images of a batch that enter the bound; 0 leaves the image model out, null takes all, -1 as suits.",
+        ge=-1,
+    )
+    labelled_per_batch: int = setting(default=32, help="Images of a batch that carry a target, where few do.", ge=1)
+
+
+KINDS = (DataSettings, ModelSettings, TrainConfig, LabelSettings, TagSettings, CaptionSettings, ConsistencySettings)
+NAMES = tuple(names(KINDS))
+# Shorter words for settings, as the command line has them.
+WORDS = {
+    flag.strip("-").replace("-", "_"): name
+    for kind in KINDS
+    for name, info in fields(kind).items()
+    if (flag := words_of(info)["flag"]) and "/" not in flag and not words_of(info)["inverse"]
+}
+
+# Sections 4 and 5.2 as printed; what --paper sets.
+PAPER: dict[str, Any] = {
+    "nonlinearity": "none",
+    "learning_rate": 2e-4,
+    "schedule": "constant",
+    "average_decay": None,
+    "patience": 10,
+    "batch_size": 64,
+    "max_epochs": 100,
+    "head": "svm",
+    "tag_head": "svm",
+    "xi": "paper",
+    "tag_xi": "paper",
+    "caption_xi": "paper",
+    "consistency": False,
+    "labelled_per_batch": 32,
+    "start": "paper",
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Everything a run is made from; `chosen` are the names that were given, not left to their defaults."""
 
     data: DataSettings
     model: ModelSettings
     train: TrainConfig
-    labels: LabelSettings = dataclasses.field(default_factory=LabelSettings)
+    labels: LabelSettings
+    tags: TagSettings
+    captions: CaptionSettings
+    consistency: ConsistencySettings
     chosen: frozenset[str] = frozenset()
-    captions: CaptionSettings = dataclasses.field(default_factory=CaptionSettings)
 
-    def for_labels(self, n_labelled: int, n_unlabelled: int) -> "Settings":
-        """With the defaults for learning labels, suited to the number of images, where nobody chose otherwise.
+    def flat(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: value for one in self._groups() for name, value in as_dict(one).items()}
 
-        Few labels: a batch has some of them beside unlabelled images, and an epoch is a pass over the latter. Many
-        labels: batches as chance has it. A small set gets as many epochs as make a few thousand steps.
-        """
-        n = n_labelled + n_unlabelled
-        flat = dict(LABEL_DEFAULTS)
-        beside = min(UNLABELLED_PER_BATCH, n_unlabelled)
-        labelled = labelled_beside(n_labelled, n_unlabelled, beside)
-        few = is_dealt(n_labelled, n, labelled, labelled + beside)
-        flat["batch_size"] = labelled + beside if few else min(SUPERVISED_BATCH, n)
-        flat = {name: value for name, value in flat.items() if name not in self.chosen}
-        size = flat.get("batch_size", self.train.batch_size)
-        if self.chosen & {"batch_size", "labelled_per_batch"} or not few:
-            labelled = min(self.labels.labelled_per_batch, max(1, size // 2))
-        flat["labelled_per_batch"] = labelled
-        dealt = is_dealt(n_labelled, n, labelled, size)
-        if dealt:
-            size = flat["batch_size"] = min(size, labelled + n_unlabelled)
-        steps = max(1, n_unlabelled // (size - labelled) if dealt else n // size)
-        if not self.chosen & {"max_epochs", "max_steps"}:
-            flat["max_epochs"] = max(LEAST_EPOCHS, -(-LEAST_STEPS // steps))
-        if "validate_every" not in self.chosen:
-            flat["validate_every"] = -(-STEPS_BETWEEN_VALIDATIONS // steps)
-        return self._with(flat)
+    def _groups(self) -> tuple[Any, ...]:
+        return (self.data, self.model, self.train, self.labels, self.tags, self.captions, self.consistency)
 
-    def for_captions(self, n_captioned: int, n_others: int, n_captions: int) -> "Settings":
-        """With the defaults for learning captions, where nobody chose otherwise; see learning/caption_training.py.
+    def replace(self, values: Mapping[str, Any]) -> "Settings":
+        """With other values, by name."""
+        changed: Any = [_changed(one, values) for one in self._groups()]
+        return Settings(*changed, chosen=self.chosen)  # type: ignore[misc]
 
-        n_captioned  images that have a caption (or a label), n_others those that have nothing
-        n_captions   captions to learn from
-        """
-        flat = {**CAPTION_DEFAULTS, "two_step": self.data.images_from is not None}
-        if flat["two_step"]:  # no bound to balance against, and nothing that images could pull on
-            flat |= {"caption_pull": False, "caption_xi_scale": 1.0}
-        if n_captions < MANY_CAPTIONS:
-            flat |= FEW_CAPTIONS
-        flat = {name: value for name, value in flat.items() if name not in self.chosen}
-        size = flat["batch_size"] = min(flat.get("batch_size", self.train.batch_size), n_captioned + n_others)
-        per_batch = flat["captioned_per_batch"] = min(self.captions.captioned_per_batch, max(1, size - 1))
-        beside = 0 if flat.get("two_step", self.captions.two_step) else n_others
-        steps = max(1, beside // min(size - per_batch, beside) if beside else n_captioned // size)
-        if not self.chosen & {"max_epochs", "max_steps"}:
-            flat["max_epochs"] = max(LEAST_EPOCHS, -(-CAPTION_STEPS // steps))
-        if "validate_every" not in self.chosen:
-            flat["validate_every"] = max(1, round(CAPTION_STEPS_TO_VALIDATION / steps))
-        if "patience" not in self.chosen:  # counted in epochs
-            flat["patience"] = CAPTION_PATIENCE * flat.get("validate_every", self.train.validate_every)
-        return self._with(flat)
+    def suited(self, defaults: Mapping[str, Any]) -> "Settings":
+        """With these values where nobody chose otherwise."""
+        return self.replace({name: value for name, value in defaults.items() if name not in self.chosen})
 
-    def _with(self, flat: Mapping[str, Any]) -> "Settings":
-        return dataclasses.replace(
-            self,
-            model=dataclasses.replace(self.model, **_part(ModelSettings, flat)),
-            train=dataclasses.replace(self.train, **_part(TrainConfig, flat)),
-            labels=dataclasses.replace(self.labels, **_part(LabelSettings, flat)),
-            captions=dataclasses.replace(self.captions, **_caption_part(flat)),
-        )
+
+def _changed(one: Any, values: Mapping[str, Any]) -> Any:
+    mine = {name: value for name, value in values.items() if name in fields(type(one))}
+    return dataclasses.replace(one, **mine) if mine else one
 
 
 def resolve(given: Mapping[str, Any], file: Path | None = None, former: Mapping[str, Any] | None = None) -> Settings:
@@ -269,44 +379,38 @@ def resolve(given: Mapping[str, Any], file: Path | None = None, former: Mapping[
         if named.get("preset") is not None or named.get("layers") is not None:
             flat = {name: value for name, value in flat.items() if name not in ("preset", "layers")}
         flat |= {**PAPER, **named} if paper else named
-    return _build(flat)
+    return build(flat)
 
 
-def _part(kind: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in flat.items() if name in names}
-
-
-def _caption_part(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of captions, under their own names."""
-    names = {field.name for field in dataclasses.fields(CaptionSettings)}
-    words = {name: _CAPTION_NAMES.get(name, name) for name in names}
-    return {name: flat[word] for name, word in words.items() if word in flat}
-
-
-def _build(flat: Mapping[str, Any]) -> Settings:
-    model = ModelSettings(**_part(ModelSettings, flat))
-    if flat.get("source") is None:
+def build(flat: Mapping[str, Any]) -> Settings:
+    """From settings by name, all known."""
+    if not flat.get("source"):
         raise UserError("say which images to learn from: semisight train DATA --out RUN.")
-    data = DataSettings(**_part(DataSettings, flat))
+    groups = [part(kind, flat) for kind in KINDS]
+    data, model = cast(DataSettings, groups[0]), cast(ModelSettings, groups[1])
     if model.preset is not None:  # a row of Table 5 belongs to a size of image
         channels, height, _ = preset(model.preset).image_shape
-        data = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
-    labels = LabelSettings(**_part(LabelSettings, _numbers(flat)))
-    train = TrainConfig.from_dict(_part(TrainConfig, flat))
-    return Settings(data, model, train, labels, frozenset(flat), CaptionSettings(**_caption_part(flat)))
+        groups[0] = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
+    for name in ("xi", "tag_xi", "caption_xi"):
+        parse_xi(flat.get(name, "paper"), name)
+    return Settings(*cast(Any, groups), chosen=frozenset(flat))  # type: ignore[misc]
 
 
-def _numbers(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """xi is a number or a rule's name, so it may come as text from a command line, and as 1e3 from YAML."""
-    xi = flat.get("xi")
-    if not isinstance(xi, str) or xi in get_args(XiRule):
-        return dict(flat)
-    try:
-        return {**flat, "xi": float(xi)}
-    except ValueError:
-        rules = " or ".join(get_args(XiRule))
-        raise UserError(f"xi must be a number, or {rules}, not {xi!r}.") from None
+def parse_xi(xi: float | str, name: str = "xi") -> tuple[float | None, float]:
+    """(value, times the paper's) of a number, "paper", or a multiple such as "10x"."""
+    if isinstance(xi, str):
+        text = xi.strip().lower()
+        try:
+            if text == "paper":
+                return None, 1.0
+            if text.endswith("x") and float(text[:-1]) >= 0:
+                return None, float(text[:-1])
+            xi = float(text)
+        except ValueError:
+            raise UserError(f"{name} must be a number, paper, or a multiple such as 10x, not {xi!r}.") from None
+    if not 0 <= xi < float("inf"):
+        raise UserError(f"{name} must be a number of at least 0, not {xi!r}.")
+    return float(xi), 1.0
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -318,17 +422,13 @@ def read_file(path: Path) -> dict[str, Any]:
 def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by name, of a run's config.json or a checkpoint's header; all but the data's."""
     try:
-        about, architecture = meta["about"], meta["about"]["architecture"]
-        model = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
-        labels = about["labels"]["settings"] if about.get("labels") else {}
-        captions = about["captions"]["settings"] if about.get("captions") else {}
-        return {
-            **meta["config"],
-            **model,
-            **{name: about[name] for name in ("pooling", "gradient", "alpha0")},
-            **{_CAPTION_NAMES.get(name, name): value for name, value in captions.items()},
-            **labels,
-        }
+        about = meta["about"]
+        model = about.get("model", about)  # format 1 kept it one level up
+        architecture = model["architecture"]
+        layers = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
+        saved = about.get("settings", {})
+        own = {name: model[name] for name in ("pooling", "gradient", "alpha0")}
+        return {**meta["config"], **layers, **own, **{name: saved[name] for name in saved if name in NAMES}}
     except (KeyError, TypeError) as error:
         raise UserError(f"this run does not say how its model is built (it lacks {error}).") from error
 
@@ -337,25 +437,9 @@ def _known(name: str, origin: str) -> str:
     """The setting that is meant by a name; an unknown one is an error that names the nearest."""
     word = str(name).replace("-", "_")
     word = WORDS.get(word, word)
-    kinds: tuple[Any, ...] = (DataSettings, ModelSettings, TrainConfig, LabelSettings)
-    known = [field.name for kind in kinds for field in dataclasses.fields(kind)]
-    known += [_CAPTION_NAMES.get(field.name, field.name) for field in dataclasses.fields(CaptionSettings)]
-    if word not in known:
-        near = get_close_matches(word, [*known, *WORDS, "paper"], n=1, cutoff=0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
-        raise UserError(f"{origin}: there is no setting {name!r}.{hint}")
+    if word not in NAMES:
+        raise unknown_name(str(name), [*NAMES, *WORDS, "paper"], origin)
     return word
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UserError(f"{name} must be a whole number of at least 1, not {value!r}.")
-
-
-def _rows(layers: Any) -> list[Any]:
-    if not isinstance(layers, list | tuple) or not layers:
-        raise UserError(f"layers must be a list such as [{{maps: 32, kernel: 5, pool: 2}}, ...], not {layers!r}.")
-    return list(layers)
 
 
 def _layer(row: Any) -> Layer:
@@ -368,3 +452,9 @@ def _layer(row: Any) -> Layer:
         if name not in row:
             raise UserError(f"the layer {dict(row)} has no {name}.")
     return Layer(**cast(dict[str, Any], row))
+
+
+def options() -> Iterable[tuple[str, FieldInfo]]:
+    """The settings that are options of the command line, with their declarations."""
+    for kind in KINDS:
+        yield from ((name, info) for name, info in fields(kind).items() if words_of(info)["panel"] is not None)

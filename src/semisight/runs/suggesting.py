@@ -19,10 +19,10 @@ from semisight.data.image_set import ImageSet
 from semisight.inference.acquisition import Seen, choose_next, doubt_in_labels, see
 from semisight.model.image_model import ImageModel
 from semisight.runs.evaluating import renumbered
+from semisight.runs.images import Progress, with_labels
 from semisight.runs.outputs import load_for
 from semisight.runs.predicting import columns
 from semisight.runs.run import Run
-from semisight.runs.sets import Progress, with_labels
 from semisight.runs.settings import DataSettings
 from semisight.runs.train import reload_sets
 

@@ -1,4 +1,4 @@
-"""`semisight train` without its command line: images and settings in, a run folder out."""
+"""Training a run: images and settings in, a run folder out; and `train`, the same for parts composed in Python."""
 
 import contextlib
 import dataclasses
@@ -6,43 +6,33 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
-from semisight.data.augment import moves_for
+from semisight.data.batches import share_of_batch
+from semisight.data.image_set import skipped_summary
 from semisight.errors import UserError
-from semisight.files import write_atomic
-from semisight.inference.labels import predict_labels
-from semisight.random import Stream, random_order, reseed
-from semisight.runs.caption_sets import BUILTIN, sets_of
-from semisight.runs.captioner import seen_file, vocabulary_file, write_files
-from semisight.runs.classifier import fit_calibration, fit_to_moves
-from semisight.runs.describe import describe_architecture, describe_captions, describe_data, describe_labels
-from semisight.runs.model_card import model_card_file, write_model_card
-from semisight.runs.recipe import recipe_for, vocabulary_of, with_model_of
-from semisight.runs.run import (
-    DataRecord,
-    Run,
-    calibration_file,
-    comparison_file,
-    data_file,
-    load_run,
-    report_file,
-    unfinished_file,
-)
-from semisight.runs.sets import Progress, Sets
+from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
+from semisight.model.architecture import Architecture
+from semisight.model.encoders.paper import PaperEncoder
+from semisight.objectives.joint import Joint
+from semisight.objectives.step import Images
+from semisight.objectives.targets import Target
+from semisight.runs.images import BUILTIN, Progress, Sets, sets_of
+from semisight.runs.kinds import Kind, kind_named, kinds
+from semisight.runs.model_card import write_model_card
+from semisight.runs.recipe import Recipe, compose, plan_of, refresher, suited, with_model_of
+from semisight.runs.run import DATA, UNFINISHED, DataRecord, Run, load_run
 from semisight.runs.settings import DataSettings, Settings
+from semisight.training.checkpoint import Checkpoint, load_parts, write_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_device
-from semisight.training.folder import RunFolder
-from semisight.training.interrupts import Interrupted
-from semisight.training.trainer import Fitted
+from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, describe
+from semisight.training.state import Counters
+from semisight.training.trainer import Fitted, Trainer
 
 Say = Callable[[str], None]
-
-_ENOUGH_TO_MOVE, _MOST_MOVED = 50, 1000  # images
-_MOVED_AT_A_TIME = 250
 
 
 @dataclass(frozen=True)
@@ -54,75 +44,88 @@ class Trained:
     sets: Sets
 
 
-def reload_sets(
-    run: Run,
-    source: str | None = None,
-    labels: str | None = None,
-    progress: Progress | None = None,
-    captions: str | None = None,
-) -> Sets:
-    """The images that a run learned from, parted as they were; `source`, `labels`, `captions` if they have moved."""
-    data = run.data().settings
-    places = {"source": source, "labels": labels, "captions": captions}
-    moved = {name: value for name, value in places.items() if value is not None}
-    try:
-        return sets_of(dataclasses.replace(data, **moved), run.config.seed, progress)  # type: ignore[arg-type]
-    except UserError as error:
-        if moved:
-            raise
-        raise UserError(
-            f"what {run.folder.path} learned from cannot be read: {error}\nGive --data if the images have moved"
-            f"{'' if data.labels is None else ', --labels if the labels have'}"
-            f"{'' if data.captions in (None, BUILTIN) else ', --captions if the captions have'}."
-        ) from error
-
-
 def train_run(
     settings: Settings, path: Path, *, resume: bool, overwrite: bool, say: Say, progress: Progress | None = None
 ) -> Trained:
     """Trains in the folder `path`. Raises Interrupted after Ctrl-C or SIGTERM, once a checkpoint is saved."""
     folder = RunFolder(path)
-    check_folder(folder, resume, overwrite)
-    settings = settings if resume else with_model_of(settings)
-    sets = sets_of(settings.data, settings.train.seed, progress)
-    data = found_from_anywhere(settings.data)
-    settings = suited(settings, sets)
-    architecture = settings.model.architecture(sets.train.shape)
-    for line in describe_data(sets, data.source):
-        say(line)
-    vocabulary = None
-    if sets.has_captions:
-        vocabulary = vocabulary_of(settings, sets)
-        for line in describe_captions(sets, settings, len(vocabulary)):
+    if is_first_process():
+        check_folder(folder, resume=resume, overwrite=overwrite)
+    with locked(path, "training") if is_first_process() else contextlib.nullcontext():
+        settings = settings if resume else with_model_of(settings)
+        sets = sets_of(settings.data, settings.train.seed, progress)
+        recipe = compose(suited(settings, sets), sets, folder if resume else None)
+        data = found_from_anywhere(settings.data)
+        for line in (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe)):
             say(line)
-    for line in describe_labels(sets, settings) if sets.has_labels or not sets.has_captions else []:
-        say(line)
-    for line in describe_architecture(architecture) + advice(settings.train):
-        say(line)
-    recipe = recipe_for(settings, sets, architecture, vocabulary, folder if resume else None)
-    trainer = recipe.trainer(sets, folder.path)
-    record = DataRecord.of(data, sets.train, sets.valid)
-    if is_first_process() and not resume:
-        if overwrite:  # they would show the former run
-            for file in (report_file, model_card_file, calibration_file, comparison_file, vocabulary_file, seen_file):
-                file(folder).unlink(missing_ok=True)
-        record.write(data_file(folder))
-        if vocabulary is not None:
-            write_files(folder, vocabulary, sets.train.captions or ())
-    with _unfinished(folder):
-        try:
-            fitted = trainer.fit(resume=resume, overwrite=overwrite)
-        except Interrupted:
-            _write_if_resumed(record, folder, resume)
-            raise
-        _write_if_resumed(record, folder, resume)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
-        if sets.has_labels and is_first_process():
-            calibrate(load_run(path), sets)
-        if is_first_process():
-            write_model_card(load_run(path), sets)
+        record = DataRecord.of(data, sets.train, sets.valid)
+        with _unfinished(folder):
+            fitted = _fit(recipe, record, folder, resume, overwrite)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
+            if is_first_process():
+                finish(folder, sets)
+                write_model_card(load_run(path), sets)
     return Trained(folder, fitted, sets)
+
+
+def _fit(recipe: Recipe, record: DataRecord, folder: RunFolder, resume: bool, overwrite: bool) -> Fitted:
+    text = json_bytes(record.to_dict())
+    trainer = recipe.trainer(folder.path, {DATA: text})
+    try:
+        return trainer.fit(resume=resume, overwrite=overwrite, lock=False)
+    finally:
+        # A resumed run's images may lie elsewhere now. Only the trainer knows that they are the same: it has compared.
+        if resume and trainer.opened and is_first_process():
+            write_atomic(folder.file(DATA), text)
+
+
+def finish(folder: RunFolder, sets: Sets) -> None:
+    """Calibrates what has been learned."""
+    run = calibrated(load_run(folder.path), sets)
+    for name, reader in run.readers.items():
+        for file, content in kind_named(name).saved(reader).items():
+            write_atomic(folder.file(file), content)
+
+
+def calibrated(run: Run, sets: Sets) -> Run:
+    """The run with readers as they are once the training has come to its end."""
+    readers = {
+        name: kind_named(name).calibrate(reader, run.model, sets, run.step, run.config.seed)
+        for name, reader in run.readers.items()
+    }
+    return dataclasses.replace(run, readers=readers)
+
+
+def train_in_memory(recipe: Recipe, epoch_length: int = 1) -> Run:
+    """Trains without a folder; `save_run` can write it to one."""
+    fitted = recipe.trainer(None, epoch_length=epoch_length).fit()
+    parts = recipe.objective.parts()
+    for name, weights in fitted.weights.items():
+        parts[name].load_state_dict(dict(weights))
+    recipe.objective.eval()
+    readers = {kind.name: kind.reader_of(recipe.target(kind)) for kind in recipe.kinds}
+    held_out = {kind.name: recipe.sets.n_held_out(kind.name) for kind in recipe.kinds}
+    readers = {name: dataclasses.replace(cast(Any, one), n_held_out=held_out[name]) for name, one in readers.items()}
+    threads, device = torch.get_num_threads(), str(recipe.objective.model.device)
+    meta = {
+        **describe(recipe.config, recipe.about, recipe.sets.train, recipe.sets.valid, threads, device),
+        "counters": dataclasses.asdict(Counters(step=fitted.step, seconds=fitted.seconds)),
+    }
+    return calibrated(Run(recipe.objective.model, readers, meta=meta), recipe.sets)
+
+
+def save_run(run: Run, path: Path, record: DataRecord) -> None:
+    """Writes a run that is in memory to a folder that every command reads, all of it or nothing."""
+    parts = {"model": run.model, **{f"head.{name}": reader.head for name, reader in run.readers.items()}}
+    with bundle(path, remove=FILES) as new:
+        tensors = {name: module.state_dict() for name, module in parts.items()}
+        write_checkpoint(new / NEWEST, Checkpoint(tensors, {key: run.meta[key] for key in run.meta if key != "format"}))
+        write_json(new / "config.json", run.meta)
+        write_json(new / DATA, record.to_dict())
+        for name, reader in run.readers.items():
+            for file, content in kind_named(name).saved(reader).items():
+                write_atomic(new / file, content)
 
 
 @contextlib.contextmanager
@@ -131,7 +134,7 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    mark, before = unfinished_file(folder), _stamp(folder.newest)
+    mark, before = folder.file(UNFINISHED), _stamp(folder.newest)
     is_new = not mark.exists()
     write_atomic(mark, f"To go on: semisight train --out {folder.path.absolute()} --resume\n")
     try:
@@ -147,81 +150,33 @@ def _stamp(file: Path) -> int:
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def suited(settings: Settings, sets: Sets) -> Settings:
-    """With the defaults for what there is to learn."""
-    if not sets.has_captions:
-        return settings.for_labels(sets.n_labelled, len(sets.train) - sets.n_labelled) if sets.has_labels else settings
-    known = [bool(of_image) for of_image in sets.train.captions or ()]
-    if sets.train.labels is not None:
-        known = [has or label >= 0 for has, label in zip(known, sets.train.labels.tolist(), strict=True)]
-        # the pull of unlabelled images is for labels alone (learning/label_objective.py)
-        settings = dataclasses.replace(settings, labels=dataclasses.replace(settings.labels, pull=False))
-    return settings.for_captions(sum(known), len(known) - sum(known), sets.n_captions)
+# ---- words ----
 
 
-def found_from_anywhere(data: DataSettings) -> DataSettings:
-    """The same with paths that hold from any folder."""
-    return dataclasses.replace(
-        data,
-        source=lasting(data.source),
-        labels=None if data.labels is None else lasting(data.labels),
-        captions=data.captions if data.captions in (None, BUILTIN) else lasting(data.captions),
-        images_from=None if data.images_from is None else lasting(data.images_from),
-    )
+def describe_data(sets: Sets, source: str) -> list[str]:
+    train, valid = sets.train, sets.valid
+    channels, height, width = train.shape
+    colour = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
+    n_valid = 0 if valid is None else len(valid)
+    aside = f"; {n_valid:,} are set aside for validation" if n_valid else "; none are set aside for validation"
+    lines = [f"{len(train) + n_valid:,} {colour} images of {width} x {height} pixels from {source}{aside}"]
+    if train.skipped:
+        lines.append(skipped_summary(train.skipped))
+    return lines + [f"note: {note}" for note in train.notes]
 
 
-def calibrate(run: Run, sets: Sets) -> None:
-    """Fits probabilities to held-out labels, or to moved images where there are none, and keeps them with the run."""
-    if not sets.n_held_out:
-        calibrate_by_moves(run, sets)
-        return
-    assert sets.valid is not None and sets.valid.labels is not None
-    held_out = sets.valid.subset(sets.valid.labels >= 0)
-    assert held_out.labels is not None
-    decisions = run.labels().decisions(held_out)
-    fit_calibration(decisions, held_out.labels, run.step, run.config.seed).write(calibration_file(run.folder))
+def describe_model(recipe: Recipe) -> list[str]:
+    return [describe_architecture(recipe.objective.model.architecture), *advice(recipe.config)]
 
 
-@torch.no_grad()
-def calibrate_by_moves(run: Run, sets: Sets) -> None:
-    """With unlabelled images that were learned from; if they are too few, the probabilities stay the model's own."""
-    assert sets.train.labels is not None
-    without = (sets.train.labels < 0).nonzero().squeeze(1)
-    if len(without) < _ENOUGH_TO_MOVE:
-        return
-    chosen = without[random_order(len(without), run.config.seed, Stream.CALIBRATED)[:_MOST_MOVED].sort().values]
-    classifier, generator = run.labels(), reseed(torch.Generator(), run.config.seed, Stream.AUGMENTED, 0)
-    moves = moves_for(sets.train.shape[0], classifier.settings.moves)
-    still: list[Tensor] = []
-    moved: list[Tensor] = []
-    for index in chosen.split(_MOVED_AT_A_TIME):
-        images = sets.train.batch(index).to(run.device)
-        for found, seen in ((still, images), (moved, moves(images, generator))):
-            found.append(predict_labels(run.model, classifier.head, seen).decision.cpu())
-    fit_to_moves(torch.cat(still), torch.cat(moved), run.step).write(calibration_file(run.folder))
+def describe_architecture(architecture: Architecture) -> str:
+    def one(number: int) -> str:
+        layer = architecture.layers[number]
+        pooled = f", pooled by {layer.pool} x {layer.pool}" if layer.pool > 1 else ""
+        return f"{layer.maps} maps of {layer.kernel} x {layer.kernel}{pooled}"
 
-
-def _write_if_resumed(record: DataRecord, folder: RunFolder, resume: bool) -> None:
-    """Only now is it certain that these are the run's images: the trainer has compared them."""
-    if resume and is_first_process():
-        record.write(data_file(folder))
-
-
-def check_folder(folder: RunFolder, resume: bool, overwrite: bool) -> None:
-    """Before any image is read: may a run be written here?"""
-    if not is_first_process():
-        return
-    if resume and overwrite:
-        raise UserError("--resume goes on with a run and --overwrite throws it away: give one of them.")
-    if folder.path.exists() and not folder.path.is_dir():
-        raise UserError(f"{folder.path} is a file; a run needs a folder. Choose another name for --out.")
-    if resume and not folder.holds_a_run:
-        raise UserError(f"there is no run in {folder.path} to resume; leave out --resume to start one.")
-    if folder.holds_a_run and not (resume or overwrite):
-        raise UserError(
-            f"{folder.path} already holds a run: go on with it (--resume), replace it (--overwrite), "
-            "or choose another folder (--out)."
-        )
+    layers = "; ".join(one(number) for number in range(len(architecture.layers)))
+    return f"{len(architecture.layers)} layers: {layers}; an image becomes {architecture.code_size} numbers"
 
 
 def advice(config: TrainConfig) -> list[str]:
@@ -237,6 +192,18 @@ def advice(config: TrainConfig) -> list[str]:
     return [f"note: this machine is busy (load {busy:.1f} on {cores} cores); --threads 1 may be much faster"]
 
 
+def found_from_anywhere(data: DataSettings) -> DataSettings:
+    """The same with paths that hold from any folder."""
+    return dataclasses.replace(
+        data,
+        source=lasting(data.source),
+        labels=None if data.labels is None else lasting(data.labels),
+        tags=data.tags if data.tags in (None, BUILTIN) else lasting(data.tags),
+        captions=data.captions if data.captions in (None, BUILTIN) else lasting(data.captions),
+        images_from=None if data.images_from is None else lasting(data.images_from),
+    )
+
+
 def lasting(source: str) -> str:
     """The source as it can be found from any folder."""
     return source if source.startswith("builtin:") else str(Path(source).expanduser().absolute())
@@ -245,3 +212,115 @@ def lasting(source: str) -> str:
 def is_first_process() -> bool:
     """Whether this process may write; further ones are started by torchrun or by the trainer itself."""
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+
+
+# ---- parts composed in Python ----
+
+
+def train(
+    objective: Joint,
+    images: Images,
+    *,
+    valid: Images | None = None,
+    out: str | Path | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    learning_rate: float = 1e-3,
+    batch_size: int = 64,
+    labelled_per_batch: int = 32,
+    average: float | None = 0.99,
+    seed: int = 0,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Run:
+    """Trains a model with its targets and gives it back as a run that can be asked.
+
+    Args:
+        objective: the model with its targets; afterwards it holds the weights of the last step.
+        images: the training images, in the order of the targets' values.
+        valid: images that decide which weights are best, by the bound; without, the last are used.
+        out: a folder to keep the run in; without, it is kept in memory.
+        minutes: at most so long.
+        steps: at most so many steps; without any limit, 1000.
+        epochs: at most so many passes over the images.
+        learning_rate: of Adam; with a limit in steps or epochs it comes down in half a cosine.
+        batch_size: images per step.
+        labelled_per_batch: of these, so many carry a target where few do.
+        average: decay of the averaged weights (EMA); None for none.
+        seed: the same seed gives the same run.
+        device: auto, cpu, cuda, cuda:1 or mps.
+        threads: CPU threads.
+        progress: show a bar.
+        resume: go on with the run in `out`.
+        overwrite: replace the run in `out`.
+
+    Returns:
+        A `Run` with the best weights: `run.predict`, `run.encode`, `run.caption`, `run.tag`.
+
+    Example:
+        >>> import semisight as ss
+        >>> images = ss.load("builtin:digits", limit=60)
+        >>> run = ss.train(ss.Joint(ss.ImageModel.suited_to(images)), images, steps=2)
+        >>> len(run.encode(images))
+        60
+    """
+    if minutes is None and steps is None and epochs is None:
+        steps = 1000
+    targets = [cast(Target, target) for target in objective.targets]
+    plan = plan_of(targets, batch_size, labelled_per_batch, len(images), not objective.frozen)
+    for target in targets:
+        objective.balance(target, share_of_batch(target.present, plan))
+    config = TrainConfig(
+        seed=seed, learning_rate=learning_rate, batch_size=batch_size, average_decay=average, max_minutes=minutes,
+        max_steps=steps, max_epochs=epochs, patience=None, device=device, threads=threads, progress=progress,
+        schedule="constant" if steps is None and epochs is None else "cosine", tensorboard=False,
+    )  # fmt: skip
+    trainer = Trainer(
+        objective,
+        images,
+        out,
+        config=config,
+        valid=valid,
+        plan=plan,
+        on_epoch=refresher(objective, images, seed),
+        about=about_parts(objective),
+        files={
+            name: body for target, kind in _known(targets) for name, body in kind.saved(kind.reader_of(target)).items()
+        },
+    )
+    fitted = trainer.fit(resume=resume, overwrite=overwrite)
+    parts = objective.parts()
+    if out is not None:
+        load_parts(parts, fitted.checkpoint)
+    for name, weights in fitted.weights.items():
+        parts[name].load_state_dict(dict(weights))
+    objective.eval()
+    readers = {target.name: kind.reader_of(target) for target, kind in _known(targets)}
+    meta = {"about": about_parts(objective), "config": config.to_dict(), "counters": {"step": fitted.step}}
+    folder = RunFolder(Path("." if out is None else out))
+    return Run(objective.model, readers, folder, fitted.checkpoint, meta)
+
+
+def about_parts(objective: Joint) -> dict[str, Any]:
+    """What a checkpoint says of a model composed in Python; parts of a user's own are named only."""
+    model, targets = objective.model, [cast(Target, target) for target in objective.targets]
+    encoder: dict[str, Any] = {"encoder": type(model.encoder).__name__}
+    if isinstance(model.encoder, PaperEncoder):
+        encoder = {"architecture": model.architecture.to_dict(), "pooling": model.encoder.pooling}
+    about = {"gradient": type(objective.gradient).__name__.lower(), "alpha0": objective.alpha0}
+    return {
+        "model": {**encoder, **about},
+        "targets": {target.name: kind.about(target, 0) for target, kind in _known(targets)},
+        "settings": {},
+        "frozen": objective.frozen,
+    }
+
+
+def _known(targets: list[Target]) -> list[tuple[Target, Kind]]:
+    """Targets of a kind that runs know, with it; not those of a user's own."""
+    known = {kind.name: kind for kind in kinds()}
+    return [(target, known[target.name]) for target in targets if target.name in known]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from semisight.model.decoder import Decoder
-from semisight.model.posterior import flat_code, maps_of_code
 from semisight.model.heads.labels import SMALLEST_LAMBDA, BayesianSVM, one_versus_all
+from semisight.model.posterior import flat_code, maps_of_code
 from semisight.sampling.decoder_matrix import paint_code
 
 LARGEST_BLOCK = 1024  # codes up to this size are drawn at once, larger ones by groups of maps

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.posterior import flat_code
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import flat_code
 from semisight.sampling.evidence import AnnealingConfig, annealed, encoder_base, log_weights
 from semisight.sampling.inference import InferenceConfig, infer_latents
 from semisight.sampling.latents import checked_images, posterior_latents

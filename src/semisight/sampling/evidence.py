@@ -25,10 +25,10 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.model.decoder import Decoder
 from semisight.model.encoders.paper import PaperEncoder, PoolingMLP, after_pooling, below_code
-from semisight.model.posterior import batch_last, flat_code
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import draw_places
 from semisight.model.ops.pooling import convolve_blocks
+from semisight.model.posterior import batch_last, flat_code
 from semisight.sampling.codes import CodePrior
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import Latents, SweepOptions, checked_images, slices, sweep_latents

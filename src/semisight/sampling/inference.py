@@ -16,8 +16,8 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.model.decoder import Decoder
-from semisight.model.posterior import flat_code
 from semisight.model.heads.labels import BayesianSVM
+from semisight.model.posterior import flat_code
 from semisight.sampling.chain import check_counts
 from semisight.sampling.codes import standard_prior
 from semisight.sampling.decoder_matrix import one_hot

@@ -19,7 +19,7 @@ from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order
-from semisight.runs.caption_sets import sets_of
+from semisight.runs.images import sets_of
 from semisight.runs.outputs import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run

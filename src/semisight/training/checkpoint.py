@@ -7,7 +7,7 @@ Tensors are named by part:
 
     model:            the image model, with the weights to use (the averaged ones, where there are any)
     head.<target>:    the head of each target, likewise
-    training:         what only resuming needs: weights/, optimiser/, meter/, state/
+    training:         what only resuming needs: weights/, average/, optimiser/, meter/, state/
 
 Prediction reads the first two. Format 1, which had one part for the whole objective, is still read (old_format.py).
 """
@@ -23,8 +23,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from semisight.errors import UserError
-from semisight.files import atomic_path
+from semisight.files import atomic_path, check_seal, seal
 from semisight.training import old_format
+from semisight.untrusted import parse_json
 
 _HEADER = "semisight"  # the key of our JSON in the header
 FORMAT = 2
@@ -42,7 +43,7 @@ class Checkpoint:
         return self.tensors.get(name, {})
 
     def training(self, name: str) -> dict[str, Tensor]:
-        """What resuming needs of one kind: weights, optimiser, meter or state."""
+        """What resuming needs of one kind: weights, average, optimiser, meter or state."""
         prefix = f"{name}/"
         return {key.removeprefix(prefix): value for key, value in self.part(TRAINING).items() if key.startswith(prefix)}
 
@@ -55,7 +56,7 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         for name, value in tensors.items()
     }
     meta = {"format": FORMAT, **checkpoint.meta}
-    content = save(flat, metadata={_HEADER: json.dumps(meta, allow_nan=False)})
+    content = seal(save(flat, metadata={_HEADER: json.dumps(meta, allow_nan=False)}))
     # Written by Python and not by safetensors' own writer: a full disk is then an OSError, which atomic_path reports.
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
@@ -64,9 +65,10 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 def read_checkpoint(path: str | Path, parts: Iterable[str] | None = None) -> Checkpoint:
     """A checkpoint, on the CPU: all of it, or the named parts alone."""
     path = Path(path)
-    meta, wanted = read_meta(path), None if parts is None else set(parts)
+    meta, wanted = _header(path), None if parts is None else set(parts)
     tensors: dict[str, dict[str, Tensor]] = {}
     old = meta.get("format") == old_format.FORMAT
+    check_seal(path, required=not old)
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 (not a dict)
             part, _, name = key.partition(":")
@@ -80,7 +82,14 @@ def read_checkpoint(path: str | Path, parts: Iterable[str] | None = None) -> Che
 
 def read_meta(path: str | Path) -> dict[str, Any]:
     """The JSON of a checkpoint's header, without reading its tensors."""
-    path = Path(path)
+    meta = _header(Path(path))
+    try:
+        return old_format.meta(meta) if meta["format"] == old_format.FORMAT else meta
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} does not say how its model is built (it lacks {error}).") from error
+
+
+def _header(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_HEADER)
@@ -90,7 +99,7 @@ def read_meta(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a whole safetensors file ({error}); use another checkpoint.") from error
     if header is None:
         raise UserError(f"{path} is a safetensors file, but not one that semisight wrote.")
-    meta: dict[str, Any] = json.loads(header)
+    meta = parse_json(header, str(path))
     if meta.get("format") not in (FORMAT, old_format.FORMAT):
         raise UserError(f"{path} has format {meta.get('format')}, this version of semisight reads {FORMAT}.")
     return meta

@@ -1,20 +1,17 @@
 """Section 5, the paper's settings as defaults: Adam at 2e-4, batches of 64, clipping at norm 5, early stopping."""
 
-import contextlib
 import dataclasses
-import difflib
-import json
-import math
-import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from semisight.errors import UserError
+from semisight.setting import fields, group, setting, unknown_name
+from semisight.untrusted import MOST_SETTINGS, parse_json, parse_yaml, read_text
 
 Schedule = Literal["constant", "cosine"]
 Precision = Literal["auto", "32", "bf16", "64"]
+_LEARNING, _MACHINE = "Learning", "Machine"
 
 # What may differ between a run and its resumption: limits and housekeeping, nothing that changes a step.
 FREE_ON_RESUME = frozenset(
@@ -25,61 +22,76 @@ FREE_ON_RESUME = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@group
 class TrainConfig:
     """How to train; every field is checked on construction."""
 
-    seed: int = 0
-    learning_rate: float = 2e-4
-    batch_size: int = 64  # per process
-    clip_norm: float | None = 5.0
-    weight_decay: float = 0.0  # of matrices and filters only, decoupled from the gradient
-    beta1: float = 0.9
-    beta2: float = 0.999
-    schedule: Schedule = "constant"
-    warmup_steps: int = 0  # the rate rises in a straight line from 0
-    final_rate: float = 0.0  # where the cosine ends, as a fraction of learning_rate
-    average_decay: float | None = None  # averaged weights: 0.999 remembers about 1000 steps
+    seed: int = setting(default=0, help="The same seed gives the same run.", panel=_LEARNING, ge=0)
+    learning_rate: float = setting(
+        default=2e-4, help="Of Adam.", panel=_LEARNING, shown="0.0002; with targets: 0.001", gt=0, allow_inf_nan=False
+    )
+    batch_size: int = setting(
+        default=64, help="Images per step.", panel=_LEARNING, shown="64; with labels: 288, or 128 if many", ge=1
+    )  # per process
+    clip_norm: float | None = setting(default=5.0, help="Gradients are clipped at this norm.", gt=0)
+    weight_decay: float = setting(default=0.0, help="Of matrices and filters only, decoupled from the gradient.", ge=0)
+    beta1: float = setting(default=0.9, help="Of Adam.", ge=0, lt=1)
+    beta2: float = setting(default=0.999, help="Of Adam.", ge=0, lt=1)
+    schedule: Schedule = setting(
+        default="constant", help="Of the learning rate.", panel=_LEARNING, shown="constant; with targets: cosine"
+    )
+    warmup_steps: int = setting(default=0, help="The rate rises in a straight line from 0.", ge=0)
+    final_rate: float = setting(default=0.0, help="Where the cosine ends, as a fraction of learning_rate.", ge=0, le=1)
+    average_decay: float | None = setting(
+        default=None,
+        help="Average the weights over steps (EMA): 0.999 remembers about 1000.",
+        panel=_LEARNING,
+        flag="--average",
+        shown="off; with targets: 0.99",
+        ge=0,
+        lt=1,
+    )
 
-    max_epochs: int | None = 100
-    max_steps: int | None = None
-    max_minutes: float | None = None  # counted over all resumptions together
-    metric: str = "bound"
-    metric_rises: bool = True  # False where a lower metric is better, such as an error
-    patience: int | None = 10  # epochs without a better metric before training stops
-    validate_every: int = 1  # epochs
-    validation_batch_size: int = 64
-    max_bad_steps: int = 20  # steps in a row without a finite loss and gradient
+    max_epochs: int | None = setting(
+        default=100,
+        help="At most so many passes over the images.",
+        panel=_LEARNING,
+        flag="--epochs",
+        shown="100; with targets: 20 or more",
+        ge=1,
+    )
+    max_steps: int | None = setting(default=None, help="At most so many steps.", panel=_LEARNING, flag="--steps", ge=0)
+    max_minutes: float | None = setting(
+        default=None,
+        help="At most so long, resumptions included.",
+        panel=_LEARNING,
+        flag="--minutes",
+        shown="no limit",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    metric: str = setting(default="bound", help="Which validation term picks the best weights.")
+    metric_rises: bool = setting(default=True, help="False where a lower metric is better, such as an error.")
+    patience: int | None = setting(default=10, help="Epochs without a better metric before training stops.", ge=1)
+    validate_every: int = setting(default=1, help="Epochs between validations.", ge=1)
+    validation_batch_size: int = setting(default=64, help="Images validated at a time.", ge=1)
+    max_bad_steps: int = setting(default=20, help="Steps in a row without a finite loss and gradient.", ge=1)
 
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    precision: Precision = "auto"
-    processes: int = 1  # on this machine; under torchrun its number counts
-    threads: int | None = None
-    keep_memory: bool = False  # see allocator.py
+    device: str = setting(default="auto", help="auto, cpu, cuda, cuda:1 or mps.", panel=_MACHINE)
+    precision: Precision = setting(default="auto", help="Of numbers, in bits.", panel=_MACHINE)
+    processes: int = setting(default=1, help="On this machine; under torchrun its number counts.", ge=1)
+    threads: int | None = setting(
+        default=None, help="CPU threads; 1 is best on a busy machine.", panel=_MACHINE, shown="torch's choice", ge=1
+    )
+    keep_memory: bool = setting(default=False, help="Keep freed memory in the process (allocator.py).")
 
-    log_every: int = 50  # steps
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float | None = 10.0
-    progress: bool = True
-    tensorboard: bool = True
+    log_every: int = setting(default=50, help="Steps between rows of the log.", ge=1)
+    checkpoint_steps: int | None = setting(default=None, help="Steps between checkpoints.", ge=1)
+    checkpoint_minutes: float | None = setting(default=10.0, help="Minutes between checkpoints.", gt=0)
+    progress: bool = setting(default=True, help="Show a bar.")
+    tensorboard: bool = setting(default=True, help="Write a TensorBoard log, if it is installed.")
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name), field.type))
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(f"{name} must be above 0, not {value}.")
-        for name in ("weight_decay", "warmup_steps", "max_steps", "seed"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise UserError(f"{name} must be 0 or above, not {value}.")
-        for name in ("beta1", "beta2", "average_decay"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise UserError(f"{name} must be at least 0 and below 1, not {value}.")
-        if not 0 <= self.final_rate <= 1:
-            raise UserError(f"final_rate is a fraction of learning_rate, between 0 and 1, not {self.final_rate}.")
         if self.max_epochs is None and self.max_steps is None:
             if self.schedule == "cosine":
                 raise UserError("schedule cosine must know where it ends: give max_epochs or max_steps.")
@@ -105,11 +117,9 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], where: str = "the training settings") -> "TrainConfig":
         """Settings by name; an unknown name is an error that says which known one is nearest."""
-        known = [field.name for field in dataclasses.fields(cls)]
         for name in settings:
-            if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
-                raise UserError(f"{where}: there is no setting {name!r}. Did you mean {near!r}?")
+            if name not in fields(cls):
+                raise unknown_name(name, fields(cls), where)
         try:
             return cls(**settings)
         except UserError as error:
@@ -123,46 +133,7 @@ class TrainConfig:
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The mapping that a JSON (.json) or YAML file holds; an empty file is an empty mapping."""
-    import yaml
-
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        settings = json.loads(text) if path.suffix == ".json" and text.strip() else yaml.safe_load(text)
-    except OSError as error:
-        raise UserError(f"could not read the settings {path}: {error.strerror or error}.") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
-    if settings is None:
-        return {}
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} should hold settings as `name: value`, but holds a {type(settings).__name__}.")
-    return settings
-
-
-_POSITIVE = (
-    *("learning_rate", "batch_size", "clip_norm", "max_epochs", "max_minutes", "patience", "validate_every"),
-    *("validation_batch_size", "max_bad_steps", "processes", "threads", "log_every", "checkpoint_steps"),
-    "checkpoint_minutes",
-)
-
-
-def _checked(name: str, value: Any, kind: Any) -> Any:
-    """The value, brought to the type of its field: settings files and command lines know none of our types."""
-    optional = isinstance(kind, types.UnionType)  # every union here is `something | None`
-    if optional:
-        if value is None:
-            return None
-        kind = get_args(kind)[0]
-    choices = get_args(kind)
-    if choices:
-        if str(value) not in choices:  # a YAML file says precision: 32
-            raise UserError(f"{name} must be one of {', '.join(choices)}, not {value!r}.")
-        return str(value)
-    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):  # YAML 1.1 reads 2e-4 as text
-            return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise UserError(f"{name} must be {words[kind]}{' or null' if optional else ''}, not {value!r}.")
-    return value
+    text = read_text(path, MOST_SETTINGS)
+    if Path(path).suffix == ".json" and text.strip():
+        return parse_json(text, str(path))
+    return parse_yaml(text, str(path))

@@ -4,6 +4,16 @@ RUN/config.json                     settings, what the caller said about the mod
 RUN/checkpoints/newest.safetensors  where resuming goes on
 RUN/checkpoints/best.safetensors    the best by the validation metric (absent without a validation set)
 RUN/log.csv, RUN/tensorboard/       see logs.py
+RUN/data.json                       where the images came from, and what was left out
+RUN/calibration.json                probabilities of labels, tag_calibration.json of tags, where there are any
+RUN/vocabulary.json                 the words of captions, where there are any
+RUN/captions.safetensors            which captions it has learned from, as hashes
+RUN/comparison.json                 the same labels without the unlabelled images, if measured
+RUN/report.html, model_card.md      to look at; data, settings, metrics and limits
+RUN/unfinished.txt                  there from the first step of a training to its end, whatever ends it before
+
+The images' place stands in a file of its own because it may change: a resumed run is told by its images' fingerprint,
+not by their path.
 """
 
 import hashlib
@@ -18,8 +28,16 @@ import torch
 from semisight import __version__
 from semisight.errors import UserError
 from semisight.objectives.step import Images
-from semisight.training.checkpoint import read_meta
+from semisight.training.checkpoint import FORMAT, read_meta
 from semisight.training.config import TrainConfig
+
+NEWEST = "checkpoints/newest.safetensors"
+# All that a run may hold; what overwriting it replaces or removes, and nothing else that lies in the folder.
+FILES = (
+    *("config.json", "data.json", "log.csv", "calibration.json", "tag_calibration.json", "vocabulary.json"),
+    *("captions.safetensors", "comparison.json", "report.html", "model_card.md", "unfinished.txt"),
+    *(NEWEST, "checkpoints/best.safetensors", "tensorboard/events.out.tfevents.*"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +52,7 @@ class RunFolder:
 
     @property
     def newest(self) -> Path:
-        return self.path / "checkpoints" / "newest.safetensors"
+        return self.path / NEWEST
 
     @property
     def best(self) -> Path:
@@ -48,14 +66,14 @@ class RunFolder:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    def file(self, name: str) -> Path:
+        """Another file of the run, by one of the names in FILES."""
+        assert name in FILES, name
+        return self.path / name
+
     @property
     def holds_a_run(self) -> bool:
         return any(file.exists() for file in (self.config, self.newest, self.best, self.log))
-
-    def clear(self) -> None:
-        """Removes the files of a run and nothing else that lies in the folder."""
-        for file in (self.newest, self.best, self.log, self.config, *self.tensorboard.glob("events.out.tfevents.*")):
-            file.unlink(missing_ok=True)
 
     def best_or_newest(self) -> Path:
         """The checkpoint to use the model from."""
@@ -77,26 +95,34 @@ def describe(
     }
 
 
-def prepare(run: RunFolder, meta: Mapping[str, Any], *, resume: bool, overwrite: bool) -> None:
-    """Refuses a folder that is not fit for what is asked; empties it if asked to overwrite."""
+def check_folder(run: RunFolder, *, resume: bool, overwrite: bool) -> None:
+    """Refuses a folder that is not fit for what is asked; before any image is read."""
     if resume and overwrite:
-        raise UserError(f"{run.path}: resume and overwrite exclude each other; choose one.")
+        raise UserError("resume goes on with a run and overwrite throws it away: give one of them.")
+    if run.path.exists() and not run.path.is_dir():
+        raise UserError(f"{run.path} is a file; a run needs a folder. Choose another name.")
     if resume and not run.holds_a_run:
         raise UserError(f"there is no run in {run.path} to resume; leave out resume to start one.")
-    if resume and run.newest.exists():
-        changed = _changes(read_meta(run.newest), meta, str(run.newest))
-        if changed:
-            raise UserError(
-                f"{run.path} cannot be resumed with other settings or data: {'; '.join(changed)}. "
-                "Resume with the former ones, or start a new run in another folder."
-            )
-    elif run.holds_a_run and not (resume or overwrite):
-        raise UserError(f"{run.path} already holds a run: resume it, overwrite it, or choose another folder.")
-    elif overwrite:
-        run.clear()
+    if run.holds_a_run and not (resume or overwrite):
+        raise UserError(
+            f"{run.path} already holds a run: go on with it (--resume), replace it (--overwrite), or choose another "
+            "folder (--out)."
+        )
+
+
+def check_same(run: RunFolder, meta: Mapping[str, Any]) -> None:
+    """Refuses to resume with other settings or data than the run's."""
+    changed = _changes(read_meta(run.newest), meta, str(run.newest))
+    if changed:
+        raise UserError(
+            f"{run.path} cannot be resumed with other settings or data: {'; '.join(changed)}. "
+            "Resume with the former ones, or start a new run in another folder."
+        )
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> list[str]:
+    if old.get("format") != FORMAT:
+        raise UserError(f"{where} was written by an earlier version: it can be used, but not resumed. Train it anew.")
     before, now = (TrainConfig.from_dict(meta["config"], where).must_match_on_resume() for meta in (old, new))
     return differences(before, now) + [
         line for part in ("about", "data") for line in differences({part: old[part]}, {part: new[part]})

@@ -30,5 +30,6 @@ def meta(old: Mapping[str, Any]) -> dict[str, Any]:
     """The header as it would be written today."""
     about = old["about"]
     model = {name: about[name] for name in ("architecture", "pooling", "gradient", "alpha0")}
-    targets = {name: dict(about[name]) for name in ("labels", "captions") if about.get(name)}
+    counts = {"labels": "n_labelled", "captions": "n_captioned"}
+    targets = {name: {**about[name], "n_learned": about[name][n]} for name, n in counts.items() if about.get(name)}
     return {**old, "about": {"model": model, "targets": targets}}

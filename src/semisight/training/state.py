@@ -73,6 +73,8 @@ class LiveState:
         }
         if self.average is not None:  # the parts hold the averages
             training |= {f"weights/{name}": value.detach() for name, value in self.parameters.items()}
+            apart = {name for name, value in self.parameters.items() if id(value) not in of_parts}
+            training |= {f"average/{name}": value for name, value in self.average.tensors().items() if name in apart}
         updates = 0 if self.average is None else self.average.updates
         counters = {"counters": asdict(self.counters), "average_updates": updates}
         return Checkpoint({**tensors, TRAINING: training}, {**meta, **counters})
@@ -88,6 +90,7 @@ class LiveState:
         try:
             if self.average is not None:
                 averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+                averages |= checkpoint.training("average")  # of what is of no part
                 self.average.load(averages, int(checkpoint.meta["average_updates"]))
                 for name, value in checkpoint.training("weights").items():
                     self.parameters[name].data.copy_(value)

@@ -12,23 +12,24 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
-from semisight.files import write_atomic
+from semisight.files import bundle, finish_bundle, locked, write_atomic, write_json
 from semisight.objectives.step import Images, Objective, Plan
 from semisight.training.allocator import keep_memory
-from semisight.training.checkpoint import read_checkpoint, read_meta, write_checkpoint
+from semisight.training.checkpoint import Checkpoint, read_checkpoint, read_meta, write_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_precision, launch, use_threads
 from semisight.training.ema import EMA
-from semisight.training.folder import RunFolder, describe, differences, prepare
+from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, check_same, describe, differences
 from semisight.training.interrupts import Interrupted, SignalFlag, caught_signals
 from semisight.training.logs import RunLog
 from semisight.training.optimiser import build_optimiser
@@ -36,16 +37,18 @@ from semisight.training.progress import ProgressBar
 from semisight.training.state import LiveState, TrainerState, in_place
 from semisight.training.step import Stepper
 from semisight.training.validation import ValidationStopped, validate
+from semisight.untrusted import inside
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 T = TypeVar("T")
+Which = Literal["newest", "best"]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """How a run ended; the weights to use lie in `checkpoint` (load_parts)."""
+    """How a run ended; the weights to use lie in `checkpoint` (load_parts), without a folder in `weights` by part."""
 
     reason: str
     step: int
@@ -56,6 +59,7 @@ class Fitted:
     bad_steps: int
     validation: Mapping[str, float]
     checkpoint: Path
+    weights: Mapping[str, Mapping[str, Tensor]] = dataclasses.field(default_factory=dict)
 
 
 class Trainer:
@@ -63,19 +67,20 @@ class Trainer:
 
     objective   an nn.Module; afterwards it holds the weights of the last step, on the device of the training
     train       the images; `valid` those that decide which weights are best and when to stop
-    run         the folder of the run
+    run         the folder of the run; None keeps the weights in memory (`Fitted.weights`) and writes nothing
     plan        which images make up the batch of all processes together; shuffled epochs if not given
     validate    gives the validation terms instead of the objective's own terms on `valid`
     on_epoch    called after each epoch's validation and before its checkpoint, on every process: what it changes in
                 the objective's buffers is resumed
     about       JSON that describes the model; kept in every checkpoint, and a resumed run must give the same
+    files       further files of a new run, by name: written together with its first checkpoint, all or none
     """
 
     def __init__(
         self,
         objective: Objective,
         train: Images,
-        run: str | Path,
+        run: str | Path | None,
         *,
         config: TrainConfig | None = None,
         valid: Images | None = None,
@@ -83,26 +88,38 @@ class Trainer:
         validate: Callable[[nn.Module], Mapping[str, float]] | None = None,
         on_epoch: Callable[[TrainerState], None] | None = None,
         about: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> None:
         if len(train) == 0:
             raise UserError("the training set is empty: there is nothing to learn from.")
         self.objective, self.train, self.valid = objective, train, valid
-        self.run = RunFolder(Path(run))
+        self.run = None if run is None else RunFolder(Path(run))
         self.config = config if config is not None else TrainConfig()
         self.plan, self.validate, self.on_epoch = plan, validate, on_epoch
+        self.files = dict(files or {})
+        self.opened = False  # whether the folder was found fit for this training
         self.about = json.loads(json.dumps(about or {}))  # tuples become lists here, as they will in the header
 
-    def fit(self, *, resume: bool = False, overwrite: bool = False) -> Fitted:
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is written."""
+        if self.run is None:
+            raise ValueError("this training has no folder: its weights are in memory")
+        return self.run
+
+    def fit(self, *, resume: bool = False, overwrite: bool = False, lock: bool = True) -> Fitted:
         """Trains to the end; `resume` goes on from the newest checkpoint, `overwrite` throws away what is there.
 
-        Raises Interrupted after SIGINT or SIGTERM, once a checkpoint is saved.
+        Raises Interrupted after SIGINT or SIGTERM, once a checkpoint is saved. `lock` keeps other processes from
+        writing to the folder; whoever holds its lock already leaves it out.
         """
         if self.config.keep_memory:
             keep_memory()
         training = _Training(self, launch(self.config))
         try:
-            training.open(resume, overwrite)
-            with caught_signals(notice=training.rank == 0) as signals:
+            with training.lock(lock), caught_signals(notice=training.rank == 0) as signals:
+                training.open(resume, overwrite)
+                self.opened = True
                 return training.loop(signals)
         finally:
             training.close()
@@ -135,6 +152,7 @@ class _Training:
         trainer.objective.teacher = self.live.average
         self.max_seconds = math.inf if self.config.max_minutes is None else self.config.max_minutes * 60
         self.validation: dict[str, float] = {}
+        self.kept: dict[str, Checkpoint] = {}  # without a folder
         self.log: RunLog | None = None
         self.bar: ProgressBar | None = None
 
@@ -145,10 +163,12 @@ class _Training:
         trainer, run = self.trainer, self.run
         device = str(self.fabric.device)
         self.meta = describe(self.config, trainer.about, trainer.train, trainer.valid, self.threads, device)
-        self._on_first_process(lambda: prepare(run, self.meta, resume=resume, overwrite=overwrite))
-        resumed = resume and run.newest.exists()
-        if resumed:
-            self.live.load(read_checkpoint(run.newest), run.newest)
+        resumed = False
+        if run is not None:
+            self._on_first_process(lambda: self._check(run, resume, overwrite))
+            resumed = resume and run.newest.exists()
+            if resumed:
+                self.live.load(read_checkpoint(run.newest), run.newest)
         counters = self.live.counters
         self.started = time.monotonic() - counters.seconds
         self.saved_at, self.saved_step = time.monotonic(), counters.step
@@ -156,21 +176,42 @@ class _Training:
         if self.rank == 0:
             total, shown = self.stepper.total_steps, self.config.progress
             self.bar = ProgressBar(shown, total, self.max_seconds, start_step=counters.step)
-        self._on_first_process(lambda: self._open_files(resumed))
+        if run is not None:
+            self._on_first_process(lambda: self._open_files(run, resumed))
 
-    def _open_files(self, resumed: bool) -> None:
-        run = self.run
+    @contextmanager
+    def lock(self, wanted: bool) -> Iterator[None]:
+        """On the first process, which is the one that writes; if another has it, all stop with its message."""
+        with ExitStack() as stack:
+            run = self.run
+            if wanted and run is not None:
+                self._on_first_process(lambda: stack.enter_context(locked(run.path, "training")))
+            yield
+
+    def _check(self, run: RunFolder, resume: bool, overwrite: bool) -> None:
+        inside(run.path, "checkpoints", "tensorboard")
+        finish_bundle(run.path)
+        check_folder(run, resume=resume, overwrite=overwrite)
+        if resume and run.newest.exists():
+            check_same(run, self.meta)
+
+    def _open_files(self, run: RunFolder, resumed: bool) -> None:
         if resumed:
             changed = differences(read_meta(run.newest)["versions"], self.meta["versions"])
             if changed:
                 self.tell(f"resuming on another footing, so the last bits may differ: {'; '.join(changed)}")
-        write_atomic(run.config, json.dumps(self.meta, indent=2) + "\n")
-        if not resumed:
-            self._save(run.newest)  # a disk that is full or not writable is better found now than after an hour
+            write_json(run.config, self.meta)
+        else:  # together: a kill leaves the run that was there before, or this one; and a full disk is found now
+            self._count()
+            with bundle(run.path, remove=FILES) as new:
+                write_json(new / run.config.name, self.meta)
+                for name, content in self.trainer.files.items():
+                    write_atomic(new / name, content)
+                write_checkpoint(new / NEWEST, self.live.checkpoint(self.meta))
         tensorboard = run.tensorboard if self.config.tensorboard else None
         self.log = RunLog(run.log, tensorboard, keep_up_to=self.step if resumed else -1, tell=self.tell)
 
-    def _on_first_process(self, action: Callable[[], None]) -> None:
+    def _on_first_process(self, action: Callable[[], object]) -> None:
         """Only the first process touches the folder; if that fails, all stop with its message."""
         message = ""
         if self.rank == 0:
@@ -228,14 +269,14 @@ class _Training:
                 if agreed.signal_number:
                     self._leave(agreed.signal_number)
                 if self._save_is_due():
-                    self._try_to_save(self.run.newest)
+                    self._try_to_save("newest")
             if self.live.counters.validated_step < self.step:  # a limit in the middle of an epoch
                 self._validate(signals)
         except ValidationStopped:
             self._leave(signals.number)
         self._count()
         if self.rank == 0:
-            self._save(self.run.newest)
+            self._save("newest")
         return self._fitted(reason)
 
     def _reason_to_stop(self) -> str:
@@ -276,7 +317,7 @@ class _Training:
             self.trainer.on_epoch(TrainerState(self.live.counters, self.epoch, rate, self.validation))
             self.live.module.train()
         self._count(ended_step=self.step)
-        self._try_to_save(self.run.newest)
+        self._try_to_save("newest")
 
     def _validate(self, signals: SignalFlag) -> None:
         """Terms over the validation set with the averaged weights, if there are any; keeps the best weights."""
@@ -317,7 +358,7 @@ class _Training:
         if not math.isfinite(value) or (former.best is not None and sign * value <= sign * former.best):
             return False
         self._count(best=value, best_step=self.step)
-        saved = self._from_first_process(self._try_to_save(self.run.best))
+        saved = self._from_first_process(self._try_to_save("best"))
         if not saved:  # "best" is what is kept
             self.live.counters = former
         return saved
@@ -332,18 +373,22 @@ class _Training:
         minutes = (time.monotonic() - self.saved_at) / 60
         return by_steps or (config.checkpoint_minutes is not None and minutes >= config.checkpoint_minutes)
 
-    def _save(self, path: Path) -> None:
+    def _save(self, which: Which) -> None:
         self._count()
-        write_checkpoint(path, self.live.checkpoint(self.meta))
-        if path == self.run.newest:
+        if self.run is not None:
+            path = self.run.newest if which == "newest" else self.run.best
+            write_checkpoint(path, self.live.checkpoint(self.meta))
+        elif which == "best":
+            self.kept[which] = self.live.checkpoint(self.meta)
+        if which == "newest":
             self.saved_at, self.saved_step = time.monotonic(), self.step
 
-    def _try_to_save(self, path: Path) -> bool:
+    def _try_to_save(self, which: Which) -> bool:
         """A failure costs the checkpoint, not the training: the old file is whole, and the next time may succeed."""
         if self.rank != 0:
             return True
         try:
-            self._save(path)
+            self._save(which)
         except UserError as error:
             self.saved_at = time.monotonic()  # not again at every step
             self.tell(f"{error} Training goes on; resuming would go back to step {self.saved_step}.")
@@ -353,9 +398,11 @@ class _Training:
     def _leave(self, signal_number: int) -> None:
         if self.rank == 0:
             try:
-                self._save(self.run.newest)
+                self._save("newest")
             except UserError as error:
                 raise UserError(f"{error} Resuming will go back to step {self.saved_step}.") from error
+        if self.run is None:
+            raise Interrupted(f"stopped after step {self.step}.", signal_number)
         raise Interrupted(
             f"stopped after step {self.step}, saved in {self.run.newest}. "
             "To go on, give the same command with --resume (in Python: train(..., resume=True)).",
@@ -363,7 +410,12 @@ class _Training:
         )
 
     def _fitted(self, reason: str) -> Fitted:
-        counters = self.live.counters
+        counters, run = self.live.counters, self.run
+        best = counters.best is not None
+        weights: Mapping[str, Mapping[str, Tensor]] = {}
+        if run is None:
+            kept = self.kept["best"] if best else self.live.checkpoint(self.meta)
+            weights = {part: kept.part(part) for part in self.trainer.objective.parts()}
         return Fitted(
             reason=reason,
             step=counters.step,
@@ -373,5 +425,6 @@ class _Training:
             best_step=counters.best_step,
             bad_steps=counters.bad_steps,
             validation=self.validation,
-            checkpoint=self.run.best if counters.best is not None else self.run.newest,
+            checkpoint=Path() if run is None else run.best if best else run.newest,
+            weights=weights,
         )

@@ -24,7 +24,7 @@ from semisight.errors import UserError
 Progress = Callable[[int, int], None]  # images done, images in all
 Result = TypeVar("Result")
 
-UNLABELLED = ("unlabelled", "unlabeled")  # in a folder with a class per folder, these hold images without a label
+_UNLABELLED = ("unlabelled", "unlabeled")  # folders that are no class, in upper or lower case
 _SPLITS = frozenset(["train", "training", "val", "valid", "validation", "test", "testing"])
 _KEPT_SIDE = 256  # images all of one size are kept as they are up to this
 _CHOSEN_SIDES = (8, 128)  # least and greatest size that is chosen for images of different sizes
@@ -55,7 +55,7 @@ def read_folder(
                       median of their shorter sides, rounded down to a multiple of 8, at most 128
     channels          1 or 3; by default 1 if every image is grey, else 3
     class_per_folder  the folders directly below are the classes; images beside them, and in a folder named
-                      "unlabelled", have no label
+                      "unlabelled" or "unlabeled", have no label
     choose            which of the n files to read, as positions; by default all
     progress          called with (done, in all) as images are decoded
     """
@@ -212,9 +212,16 @@ def _channel_note(headers: Sequence[Header], channels: int | None) -> tuple[str,
     return (f"{n_grey} of {len(headers)} images are grey, the others in colour: all were read in colour",)
 
 
+def class_of(name: str) -> str | None:
+    """The folder directly below the whole that an image lies in, if that is a class: not beside the folders, and not in
+    one that says that its images are without a label."""
+    top, slash, _ = name.partition("/")
+    return top if slash and top.casefold() not in _UNLABELLED else None
+
+
 def _classes(names: Sequence[str], folder: Path) -> tuple[str, ...]:
     """The folders directly below that are classes, in the order of their names."""
-    classes = {name.split("/")[0] for name in names if "/" in name} - set(UNLABELLED)
+    classes = {name for file in names if (name := class_of(file)) is not None}
     if len(classes) < 2:
         found = f"only {printable(classes.pop())!r}" if classes else "none"
         raise UserError(
@@ -234,7 +241,7 @@ def folder_labels(names: Sequence[str], folder: Path) -> tuple[torch.Tensor, tup
     # Again, from the images that could be read: a class of broken files is no class.
     classes = _classes(names, folder)
     number = {name: c for c, name in enumerate(classes)}
-    labels = [number.get(name.split("/")[0], -1) if "/" in name else -1 for name in names]
+    labels = [-1 if (top := class_of(name)) is None else number[top] for name in names]
     return torch.tensor(labels, dtype=torch.int64), tuple(printable(name) for name in classes)
 
 

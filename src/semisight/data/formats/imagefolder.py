@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from semisight.data.columns import CaptionColumn
-from semisight.data.formats.folders import UNLABELLED, Progress, read_folder
+from semisight.data.formats.folders import Progress, class_of, read_folder
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 
@@ -78,7 +78,7 @@ def read_imagefolder(
         raise UserError(f"{path} has no parts: give the folder of the {part} images instead")
     entries = read_table(folder)
     labelled = any(entry.label is not None for entry in entries.values())
-    classes = {sub.name for sub in _below(folder)} - set(UNLABELLED)
+    classes = [sub for sub in _below(folder) if class_of(f"{sub.name}/") is not None]
     images = read_folder(
         folder,
         size=size,

@@ -1,10 +1,12 @@
 """Images from .npz and .npy files, read without pickle and without trusting what the file says of its own size.
 
-An .npz holds `images` ([N,H,W], [N,H,W,C] or [N,C,H,W]) and maybe `labels` ([N], -1 where unknown) and `class_names`.
+An .npz holds `images` ([N,H,W], [N,H,W,C] or [N,C,H,W]) and maybe `labels` ([N], -1 where unknown) with `class_names`,
+and `tags` ([N, C] of 1, 0 and -1 where unknown) with `tag_names`.
 """
 
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -15,8 +17,10 @@ from semisight.data.arrays import (
     channels_first,
     check_labels,
     check_pixels,
+    check_tags,
     memory_limit,
     refuse_beyond,
+    texts,
     to_tensor,
 )
 from semisight.data.image_set import ImageSet
@@ -26,33 +30,43 @@ _CHUNK = 16 << 20
 
 
 def read_npz(path: Path, max_bytes: int | None = None) -> ImageSet:
-    """The images of one .npz file, with their labels if it has any."""
+    """The images of one .npz file, with their labels and tags if it has any."""
+    arrays = read_npz_arrays(path, ("images", "labels", "class_names", "tags", "tag_names"), max_bytes)
+    if "images" not in arrays:
+        raise UserError(f"{path} has no array `images`; save it with np.savez(path, images=...)")
+    images = check_pixels(channels_first(arrays["images"], str(path)), str(path))
+    found = ImageSet(to_tensor(images), _names(path, len(images)), source=str(path), notes=_notes(images))
+    if "labels" in arrays:
+        labels, class_names = check_labels(arrays["labels"], len(images), str(path))
+        if "class_names" in arrays:
+            class_names = _class_names(arrays["class_names"], len(class_names), path)
+        found = found.with_labels(labels, class_names)
+    if "tags" in arrays:
+        found = found.with_column(check_tags(arrays["tags"], arrays.get("tag_names"), len(images), str(path)))
+    return found
+
+
+def read_npz_arrays(path: Path, keys: Sequence[str], max_bytes: int | None = None) -> dict[str, Array]:
+    """Those arrays of an .npz file that are among `keys`."""
     limit = memory_limit() if max_bytes is None else max_bytes
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if "images" not in members:
+            if not members.keys() & set(keys):
                 listed = ", ".join(sorted(members)[:10]) or "nothing"
                 raise UserError(
-                    f"{path} has no array `images`; it holds {listed}. Save it with np.savez(path, images=...)"
+                    f"{path} has no array `{keys[0]}`; it holds {listed}. Save it with np.savez(path, {keys[0]}=...)"
                 )
             arrays = {}
-            for key in ("images", "labels", "class_names"):
+            for key in keys:
                 if key in members:
                     with archive.open(members[key]) as file:
                         arrays[key] = _read_array(file, members[key].file_size, limit, f"{path}, array `{key}`")
+            return arrays
     except UserError:
         raise
     except Exception as error:  # zipfile, its decompressors and numpy's parser raise nearly anything on garbled bytes
         raise _garbled(path, error) from error
-    images = check_pixels(channels_first(arrays["images"], str(path)), str(path))
-    names = _names(path, len(images))
-    if "labels" not in arrays:
-        return ImageSet(to_tensor(images), names, source=str(path), notes=_notes(images))
-    labels, class_names = check_labels(arrays["labels"], len(images), str(path))
-    if "class_names" in arrays:
-        class_names = _class_names(arrays["class_names"], len(class_names), path)
-    return ImageSet.of(to_tensor(images), names, labels, class_names, source=str(path), notes=_notes(images))
 
 
 def read_npy_images(path: Path, max_bytes: int | None = None) -> ImageSet:
@@ -113,9 +127,10 @@ def _garbled(path: Path, error: Exception) -> UserError:
 
 
 def _class_names(array: Array, n_classes: int, path: Path) -> tuple[str, ...]:
-    if array.ndim != 1 or array.dtype.kind not in "US" or len(array) < n_classes:
+    names = texts(array)
+    if len(names) < n_classes:
         raise UserError(f"{path}: `class_names` must be a list of at least {n_classes} names, one per class")
-    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in array.tolist())
+    return names
 
 
 def _names(path: Path, n: int) -> tuple[str, ...]:

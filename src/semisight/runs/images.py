@@ -1,0 +1,416 @@
+"""The images of a run and what they carry: where it comes from, what is learned from, what is hidden or held out.
+
+source      in memory; a large folder of pictures, or one with a file of captions, is decoded once into the image cache
+            and stays on the disk: images to learn from first, then those set aside, both stretches of one mapped file
+columns     labels from a file, a class per folder, or carried by the set; tags and captions from a file or "builtin",
+            those that the set carries. What is not asked for is left out
+hidden      with --labels-per-class, --captioned-images or a share of known tags: never learned from, good for measuring
+set aside   the last of labels, tags, captions says which images; what is held out chooses weights and calibrates
+"""
+
+import dataclasses
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from semisight.data import load
+from semisight.data.caption_files import CaptionTable, read_captions
+from semisight.data.columns import (
+    CAPTIONS,
+    LABELS,
+    TAGS,
+    CaptionColumn,
+    Column,
+    LabelColumn,
+    choose_labelled,
+    hide_labels,
+)
+from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
+from semisight.data.formats.pictures import Header, Unreadable, read_header
+from semisight.data.image_cache import cached_folder
+from semisight.data.image_set import ImageSet, Skipped
+from semisight.data.sources import Kind, kind_of
+from semisight.data.tables import read_labels, read_tags
+from semisight.errors import UserError
+from semisight.random import Stream, random_order
+from semisight.runs.settings import DataSettings
+
+Progress = Callable[[int, int], None]  # images read, images in all
+
+BUILTIN = "builtin"
+TRAIN_SPLITS = ("train", "restval")  # Karpathy's COCO calls part of the training images "restval"
+EVERY_SPLIT = "all"
+MOST_IN_MEMORY = 200_000_000  # bytes of pixels
+SIZE_WITH_CAPTIONS = 64  # of pictures from a folder, which come in all sizes
+_LOOKED_AT = 500  # files whose headers decide about size and channels
+_SHOWN = 5  # classes named in a message
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images to learn from, with what is to be learned; and images that learning does not see.
+
+    valid  what these carry, if anything, is held out
+    truth  of the columns of which some was hidden, all that is known of `train` and of `valid`
+    """
+
+    train: ImageSet
+    valid: ImageSet | None
+    truth: Mapping[str, tuple[Column, Column]] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a column to learn."""
+        return name in self.train.columns
+
+    def n_present(self, name: str) -> int:
+        """Images to learn from that carry it."""
+        return _count(self.train, name)
+
+    def n_held_out(self, name: str) -> int:
+        """Images set aside whose values choose the weights and calibrate."""
+        return 0 if self.valid is None else _count(self.valid, name)
+
+    def measured(self, name: str) -> ImageSet | None:
+        """Images with values that were not learned from: the hidden ones, else the held-out ones."""
+        if self.valid is None or name not in self.valid.columns:
+            return None
+        images = self.valid
+        if name in self.truth:  # held-out values have chosen the weights
+            images = images.with_column(self.truth[name][1].minus(images.columns[name]))
+        return images.subset(images.columns[name].present) if _count(images, name) else None
+
+
+def _count(images: ImageSet, name: str) -> int:
+    return int(images.columns[name].present.sum()) if name in images.columns else 0
+
+
+def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> Sets:
+    """The images of a run with what was asked for, parted by the seed."""
+    found = _found(data, seed, progress)
+    images = with_tags(with_labels(found.images, data), data)
+    if data.captions is None:
+        images = images.without_column(CAPTIONS)
+    return _parted(dataclasses.replace(found, images=images), data, seed, progress)
+
+
+def parted(images: ImageSet, data: DataSettings, seed: int) -> Sets:
+    """Images in memory with all that they carry, parted as `data` says."""
+    return _parted(_Found(images), data, seed, None)
+
+
+def part(images: ImageSet, share: float, seed: int, alone: Stream = Stream.SPLIT) -> tuple[Tensor, Tensor]:
+    """Positions to learn from and to set aside; `alone` draws from images that carry nothing.
+
+    The last column says which images are set aside, of those with none of the few values of another column.
+    """
+    n = len(images)
+    aside = torch.zeros(0, dtype=torch.int64)
+    columns = list(images.columns.values())
+    if share > 0 and columns:
+        free = torch.ones(n, dtype=torch.bool)
+        for column in columns[:-1]:
+            free &= ~column.few()
+        aside = columns[-1].aside(share, seed, free)
+    elif share > 0 and n > 1:
+        aside = random_order(n, seed, alone)[: max(1, round(share * n))].sort().values
+    rest = torch.ones(n, dtype=torch.bool)
+    rest[aside] = False
+    return rest.nonzero().squeeze(1), aside
+
+
+def _parted(found: "_Found", data: DataSettings, seed: int, progress: Progress | None) -> Sets:
+    images = _hidden(found.images, data, seed)
+    alone = Stream.SPLIT if found.form is None else Stream.STREAMED_ASIDE
+    train, valid = part(images, data.valid_fraction, seed, alone)
+    for name, only in ((LABELS, data.only_labelled), (CAPTIONS, data.only_captioned)):
+        if only and name in images.columns:
+            train = train[images.columns[name].present[train]]
+    _check(images, train)
+    read, places = _read(found, images, torch.cat([train, valid]), data, progress)
+    n_train = int((places < len(train)).sum())
+    if n_train == 0:
+        raise UserError(f"none of the images to learn from could be read from {data.source}.")
+    rows = torch.cat([train, valid])[places]
+    truth = {
+        name: (whole.subset(rows[:n_train]), whole.subset(rows[n_train:]))
+        for name, whole in found.images.columns.items()
+        if whole is not images.columns[name]
+    }
+    rest = _stretch(read, n_train, len(read)) if n_train < len(read) else None
+    return Sets(_stretch(read, 0, n_train), rest, truth)
+
+
+def _stretch(images: ImageSet, start: int, stop: int) -> ImageSet:
+    """Images start .. stop, without a copy of their pixels, which may be mapped."""
+    return dataclasses.replace(
+        images,
+        images=images.images[start:stop],
+        names=images.names[start:stop],
+        columns={name: column.subset(torch.arange(start, stop)) for name, column in images.columns.items()},
+    )
+
+
+def _check(images: ImageSet, train: Tensor) -> None:
+    for name, column in images.columns.items():
+        present = column.present[train]
+        if isinstance(column, LabelColumn) and len(column.values[train][present].unique()) < 2:
+            raise UserError(
+                "the images to learn from have labels of one class only, or none: label images of at least two "
+                "classes, or give --no-labels to learn without labels."
+            )
+        if not present.any():
+            raise UserError(f"no image to learn from has {name}: check that {name} and images belong together.")
+
+
+# ---- the source, in memory or on the disk ----
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the pictures of a folder are read once it is decided which."""
+
+    folder: Path
+    side: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Images with what they carry. Where `form` says how to read their pixels, they have none yet."""
+
+    images: ImageSet
+    form: _Form | None = None
+    skipped: tuple[Skipped, ...] = ()
+
+
+def _found(data: DataSettings, seed: int, progress: Progress | None) -> _Found:
+    """The images with all that they carry, before any of it is hidden."""
+    table = None if data.captions in (None, BUILTIN) else read_captions(Path(str(data.captions)).expanduser())
+    found = _on_disk(data, seed, table is not None) if kind_of(data.source) is Kind.PICTURES else None
+    if found is None:
+        images = load(
+            data.source,
+            size=data.size,
+            channels=data.channels,
+            class_per_folder=data.class_per_folder,
+            limit=data.limit if table is None else None,  # else of the images that the table leaves
+            seed=seed,
+            progress=progress,
+        )
+        found = _Found(images)
+    if table is not None:
+        return dataclasses.replace(found, images=_captioned(found.images, table, data, seed))
+    if data.captions == BUILTIN:
+        if found.images.captions is None:
+            raise UserError(
+                f"{found.images.source or data.source} carries no captions: give a file of them, --captions "
+                "captions.csv (columns file,caption)."
+            )
+        if data.split is not None:
+            raise UserError("--split parts the images of a caption file; captions that a set carries have no splits.")
+    return found
+
+
+def _on_disk(data: DataSettings, seed: int, captioned: bool) -> _Found | None:
+    """A folder of pictures by their names alone; None where memory is enough for it."""
+    folder = Path(data.source).expanduser()
+    found = walk(folder)
+    names = found.names
+    notes: tuple[str, ...] = ()
+    if captioned:
+        form = _Form(folder, data.size or SIZE_WITH_CAPTIONS, data.channels or 3)
+        if data.size is None:
+            notes = (f"pictures are scaled to {form.side} x {form.side}; --size chooses another size",)
+    else:
+        if data.limit is not None and data.limit < len(names):
+            drawn = random_order(len(names), seed, Stream.LIMIT)[: data.limit].sort().values
+            names = tuple(names[i] for i in drawn.tolist())
+        headers = _some_headers(folder, names, seed)
+        if not headers:
+            return None
+        height, width, notes = choose_size(headers, data.size)
+        form = _Form(folder, height, data.channels or (1 if all(header.grey for header in headers) else 3))
+        if height != width or len(names) * form.channels * height * width <= MOST_IN_MEMORY:
+            return None
+        notes = (*notes, f"decided by {len(headers)} of the images") if notes else ()
+    if not names:
+        raise UserError(f"{folder} is empty: no file in it or in the folders below it.")
+    no_pixels = torch.zeros(len(names), 1, 1, 1, dtype=torch.uint8)
+    images = ImageSet(no_pixels, names, source=str(folder), notes=notes)
+    if data.class_per_folder:
+        images = images.with_labels(*folder_labels(names, folder))
+    return _Found(images, form, found.skipped)
+
+
+def _some_headers(folder: Path, names: Sequence[str], seed: int) -> list[Header]:
+    headers = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in random_order(len(names), seed, Stream.HEADERS)[:_LOOKED_AT].tolist():
+            try:
+                headers.append(read_header(folder / names[i]))
+            except Unreadable:
+                continue
+    return headers
+
+
+def _read(
+    found: _Found, images: ImageSet, order: Tensor, data: DataSettings, progress: Progress | None
+) -> tuple[ImageSet, Tensor]:
+    """The images in this order with their pixels, and the places of the order that they fill: a picture that cannot
+    be read is left out."""
+    everything = torch.arange(len(order))
+    if found.form is None:
+        unchanged = len(order) == len(images) and torch.equal(order, everything)
+        return images if unchanged else images.subset(order), everything
+    wanted, form = images.subset(order), found.form
+    cached = cached_folder(form.folder, size=form.side, channels=form.channels, names=wanted.names, progress=progress)
+    place = {printable(name): i for i, name in enumerate(wanted.names)}
+    places = torch.tensor([place[name] for name in cached.names])
+    known = wanted.subset(places).noted(*cached.notes)
+    skipped = tuple(sorted([*found.skipped, *cached.skipped], key=lambda skip: skip.name))
+    return dataclasses.replace(known, images=cached.images, names=cached.names, skipped=skipped), places
+
+
+# ---- labels ----
+
+
+def with_labels(images: ImageSet, data: DataSettings, class_names: Sequence[str] | None = None) -> ImageSet:
+    """The images with the labels that were asked for, or without any; what was odd about them is in the notes."""
+    if not data.use_labels:
+        return images.without_column(LABELS)
+    if data.labels is not None:
+        table = read_labels(Path(data.labels).expanduser(), images.names, class_names)
+        return images.with_labels(table.labels, table.class_names).noted(*table.warnings)
+    if images.labels is None:
+        if data.needs_labels:
+            raise UserError(
+                f"{images.source or data.source} carries no labels: give --labels labels.csv (columns file,label), or "
+                "--class-per-folder for a folder with one folder for each class."
+            )
+        return images
+    return _known_classes(images, images.labels)
+
+
+def _known_classes(images: ImageSet, labels: Tensor) -> ImageSet:
+    """Without classes that no image belongs to: there is nothing to learn about them."""
+    counts = torch.bincount(labels[labels >= 0], minlength=len(images.class_names))
+    kept = counts.nonzero().squeeze(1)
+    names = [images.class_names[c] for c in kept.tolist()]
+    if len(names) == 0:
+        unknown = f"{images.source or 'the set'} has labels, but all are unknown: nothing is learned from them"
+        return images.without_column(LABELS).noted(unknown)
+    if len(names) == 1:
+        raise UserError(
+            f"all labelled images of {images.source} are {names[0]!r}: there is nothing to tell apart. Label images of "
+            "at least two classes, or give --no-labels to learn from the images alone."
+        )
+    number = torch.full((len(counts) + 1,), -1)
+    number[kept] = torch.arange(len(kept))
+    notes = []
+    absent = [name for c, name in enumerate(images.class_names) if not counts[c]]
+    if absent:
+        notes.append(f"{_classes(absent, 'has', 'have')} no image and cannot be learned: {_examples(absent)}")
+    single = [name for name, count in zip(names, counts[kept].tolist(), strict=True) if count == 1]
+    if single:
+        notes.append(f"{_classes(single, 'has', 'have')} a single labelled image: {_examples(single)}")
+    return images.with_labels(number[labels], names).noted(*notes)  # -1 stays -1: the last entry
+
+
+def _classes(names: Sequence[str], one: str, many: str) -> str:
+    return f"{len(names)} {f'class {one}' if len(names) == 1 else f'classes {many}'}"
+
+
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+# ---- tags and captions ----
+
+
+def with_tags(images: ImageSet, data: DataSettings, tag_names: Sequence[str] | None = None) -> ImageSet:
+    """The images with the tags that were asked for, or without any."""
+    if data.tags is None:
+        return images.without_column(TAGS)
+    if data.tags == BUILTIN:
+        if images.tags is None:
+            raise UserError(
+                f"{images.source or data.source} carries no tags: give a file of them, --tags tags.csv (a row "
+                "file,label for every tag of an image, or a column of 1 and 0 for each tag)."
+            )
+        return images
+    table = read_tags(Path(data.tags).expanduser(), images.names, tag_names)
+    return images.with_column(table.column).noted(*table.warnings)
+
+
+def _captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:
+    """Images with their captions, without those of other splits; what was odd is in the notes."""
+    captions, matched = table.match([printable(name) for name in images.names], f"the images of {data.source}")
+    images = images.with_column(CaptionColumn(captions)).noted(*matched.warnings)
+    split_of = dict(zip(matched.names, matched.splits, strict=True))
+    splits = [split_of.get(printable(name)) for name in images.names]  # None: without a caption
+    wanted = _wanted_splits([split for split in splits if split is not None], data)
+    kept = [i for i, split in enumerate(splits) if split is None or wanted is None or split in wanted]
+    if len(kept) < len(images):
+        left = Counter(split for split in splits if split is not None and wanted is not None and split not in wanted)
+        words = ", ".join(f"{count:,} {name or 'without a split'}" for name, count in left.items())
+        note = f"images of other splits of {data.captions} are left out ({words}); --split all takes every image"
+        images = images.subset(kept).noted(note)
+    if data.limit is not None and data.limit < len(images):
+        images = images.subset(random_order(len(images), seed, Stream.CAPTIONS_LIMIT)[: data.limit].sort().values)
+    return images
+
+
+def _wanted_splits(splits: Sequence[str], data: DataSettings) -> tuple[str, ...] | None:
+    """Which splits are learned from; None for all. By default those for training, if the file has any."""
+    known = set(splits)
+    if data.split == EVERY_SPLIT:
+        return None
+    if data.split is None:
+        default = tuple(name for name in TRAIN_SPLITS if name in known)
+        return default or None
+    wanted = tuple(name.strip() for name in data.split.split(","))
+    for name in wanted:
+        if name not in known:
+            there = ", ".join(sorted(filter(None, known))) or "none: it does not part its images"
+            raise UserError(f"--split {name}: {data.captions} has no such split among these images; it has {there}.")
+    return wanted
+
+
+# ---- what is hidden ----
+
+
+def _hidden(images: ImageSet, data: DataSettings, seed: int) -> ImageSet:
+    """Without the values that were asked to be hidden: a column of which nothing was stays the same object."""
+    if data.labels_per_class is not None and LABELS in images.columns:
+        images = keep_per_class(images, data.labels_per_class, seed)
+    if data.tags_known is not None and images.tags is not None:
+        images = images.with_column(images.tags.hide(1 - data.tags_known, seed))
+    if data.captioned_images is not None and CAPTIONS in images.columns:
+        column, n = images.columns[CAPTIONS], data.captioned_images
+        has = column.present.nonzero().squeeze(1)
+        if n > len(has):
+            raise UserError(f"--captioned-images {n}: only {len(has):,} images have a caption.")
+        kept = torch.zeros(len(images), dtype=torch.bool)
+        kept[has[random_order(len(has), seed, Stream.CAPTIONS_KEPT)[:n]]] = True
+        images = images.with_column(column.keep(kept))
+    return images
+
+
+def keep_per_class(images: ImageSet, per_class: int, seed: int) -> ImageSet:
+    """With the labels of so many images of every class, drawn by the seed; the others are hidden."""
+    column = images.columns[LABELS]
+    assert isinstance(column, LabelColumn)
+    counts = zip(column.class_names, column.counts.tolist(), strict=True)
+    short = [f"{name} ({count})" for name, count in counts if count < per_class]
+    if short:
+        raise UserError(
+            f"--labels-per-class {per_class}: {_classes(short, 'has', 'have')} fewer labels: {_examples(short)}."
+        )
+    kept = hide_labels(column.values, choose_labelled(column.values, per_class, seed))
+    return images.with_labels(kept, column.class_names)

@@ -1,0 +1,245 @@
+"""Sections 3.1 and 5.2: one label per image as a kind of target, from the settings to the reader of a finished run."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from semisight.data.augment import augment_for
+from semisight.data.batches import is_dealt
+from semisight.data.columns import LABELS, LabelColumn
+from semisight.errors import UserError
+from semisight.files import json_bytes
+from semisight.inference.encode import encode, encode_set
+from semisight.inference.labels import FittedCalibration, LabelReader, decide, fit_calibration, fit_to_augmentation
+from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
+from semisight.metrics.classification import error_rate
+from semisight.model.heads.labels import BayesianSVM, LabelHead, Softmax
+from semisight.model.image_model import ImageModel
+from semisight.objectives.labels import Labels
+from semisight.objectives.step import Images
+from semisight.objectives.targets import Target, Xi
+from semisight.random import Stream, random_order, reseed
+from semisight.runs.images import Sets
+from semisight.runs.kinds import Terms
+from semisight.runs.settings import DataSettings, Settings, parse_xi
+from semisight.training.folder import RunFolder
+from semisight.untrusted import read_json
+
+UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
+LEAST_LABELLED, PASSES = 32, 10  # of a batch; per epoch of the unlabelled images
+LEAST_EPOCHS, LEAST_STEPS = 20, 4000
+STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
+XI_PER_CLASS = 10.0  # times C times the paper's: found on MNIST, docs/experiments.md
+CALIBRATION = "calibration.json"
+_ENOUGH_AUGMENTED, _MOST_AUGMENTED = 50, 1000  # images
+
+
+def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: int) -> int:
+    """How many labelled images a batch has beside the unlabelled ones: 32, and more where there are many labels.
+
+    While the unlabelled images pass once, the labelled ones are to pass PASSES times: with 4,000 labels of CIFAR-10 and
+    32 a batch they passed so rarely that unlabelled images lost to training on the labels alone (docs/experiments.md).
+    """
+    steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
+    wanted = -(-PASSES * n_labelled // steps)
+    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch))
+
+
+def batch_defaults(settings: Settings, n_labelled: int, n_unlabelled: int) -> dict[str, Any]:
+    """Batches, epochs and validations that suit the number of images.
+
+    Few labels: a batch has some of them beside unlabelled images, and an epoch is a pass over the latter. Many labels:
+    batches as chance has it. A small set gets as many epochs as make a few thousand steps.
+    """
+    n, chosen = n_labelled + n_unlabelled, settings.chosen
+    beside = min(UNLABELLED_PER_BATCH, n_unlabelled)
+    labelled = labelled_beside(n_labelled, n_unlabelled, beside)
+    few = is_dealt(n_labelled, n, labelled, labelled + beside)
+    size = labelled + beside if few else min(SUPERVISED_BATCH, n)
+    size = settings.train.batch_size if "batch_size" in chosen else size
+    if chosen & {"batch_size", "labelled_per_batch"} or not few:
+        labelled = min(settings.consistency.labelled_per_batch, max(1, size // 2))
+    dealt = is_dealt(n_labelled, n, labelled, size)
+    size = min(size, labelled + n_unlabelled) if dealt else size
+    steps = max(1, n_unlabelled // (size - labelled) if dealt else n // size)
+    found = {"batch_size": size, "labelled_per_batch": labelled}
+    if not chosen & {"max_epochs", "max_steps"}:
+        found["max_epochs"] = max(LEAST_EPOCHS, -(-LEAST_STEPS // steps))
+    return found | {"validate_every": -(-STEPS_BETWEEN_VALIDATIONS // steps)}
+
+
+def build_head(settings: Mapping[str, Any], code_size: int, n_classes: int, seed: int = 0) -> BayesianSVM | Softmax:
+    generator = reseed(torch.Generator(), seed, Stream.LABEL_HEAD, 0)
+    if settings["head"] == "softmax":
+        return Softmax(code_size, n_classes, generator=generator)
+    if settings["head"] != "svm":
+        raise UserError(
+            f"this run was trained with a head of your own, {settings['head']}: it is used where it is made."
+        )
+    return BayesianSVM(code_size, n_classes, settings["gamma"], generator=generator)
+
+
+def _settings_of(head: nn.Module) -> dict[str, Any]:
+    """What `build_head` needs; a head of one's own is named, and its run is used in Python."""
+    if isinstance(head, BayesianSVM):
+        gamma = head.gamma.tolist()
+        return {"head": "svm", "gamma": gamma[0] if len(set(gamma)) == 1 else gamma}
+    return {"head": "softmax" if isinstance(head, Softmax) else type(head).__name__, "gamma": 1.0}
+
+
+class LabelKind:
+    name = LABELS
+    metric = "nll"
+
+    def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
+        n_labelled = sets.n_present(LABELS)
+        return {
+            "nonlinearity": "norm-relu",
+            "learning_rate": 1e-3,
+            "schedule": "cosine",
+            "average_decay": 0.99,
+            "patience": None,  # the rate has to come down first
+            "head": "softmax",
+            "xi": f"{XI_PER_CLASS * len(_column(sets).class_names):g}x",
+            **batch_defaults(settings, n_labelled, len(sets.train) - n_labelled),
+        }
+
+    def target(self, settings: Settings, sets: Sets, model: ImageModel, seed: int) -> Labels:
+        column, how = _column(sets), settings.labels
+        value, times = parse_xi(how.xi)
+        head = build_head({"head": how.head, "gamma": how.gamma}, model.code_size, len(column.class_names), seed)
+        xi = Xi(value, times, how.xi_warmup)
+        return Labels(head, column.values, xi=xi, class_names=column.class_names, threshold=how.threshold)
+
+    def about(self, target: Target, held_out: int) -> dict[str, Any]:
+        assert isinstance(target, Labels)
+        return {
+            "class_names": list(target.class_names),
+            "n_learned": int(target.present.sum()),
+            "held_out": held_out,
+            "hash": hashlib.sha256(target.values.numpy().tobytes()).hexdigest()[:16],
+            "settings": _settings_of(target.head),
+        }
+
+    def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
+        if sets.valid is None or not sets.n_held_out(LABELS):
+            return None
+        labels, valid = _column(sets, "valid").values, sets.valid
+        known = (labels >= 0).nonzero().squeeze(1)
+        return lambda model, head: label_terms(model, cast(LabelHead, head), valid, labels, known)
+
+    def describe(self, settings: Settings, sets: Sets, target: Target) -> list[str]:
+        n_held_out, n = sets.n_held_out(LABELS), sets.n_present(LABELS) + sets.n_held_out(LABELS)
+        lines = [f"labels: {n:,} images of {len(_column(sets).class_names)} classes ({_origin(settings.data)})"]
+        if n_held_out:
+            lines.append(f"  {n_held_out:,} are held out, to choose the weights and to calibrate probabilities")
+        else:
+            why = "none are held out" if settings.data.valid_fraction == 0 else "too few to hold some out"
+            last = "last weights" if settings.train.average_decay is None else "last averaged weights"
+            lines.append(f"  {why}: the {last} are used, and probabilities are not calibrated")
+        return lines
+
+    def head(self, about: Mapping[str, Any], code_size: int) -> nn.Module:
+        return build_head(about["settings"], code_size, len(about["class_names"]))
+
+    def reader(self, folder: RunFolder, about: Mapping[str, Any], head: nn.Module, step: int) -> LabelReader:
+        fitted = _read_calibration(folder)
+        return LabelReader(
+            head=cast(LabelHead, head),
+            class_names=tuple(about["class_names"]),
+            fitted=fitted if fitted is not None and fitted.step == step else None,
+            n_learned=int(about["n_learned"]),
+            n_held_out=int(about["held_out"]),
+            settings=about["settings"],
+        )
+
+    def reader_of(self, target: Target) -> LabelReader:
+        assert isinstance(target, Labels)
+        return LabelReader(target.label_head, target.class_names, n_learned=int(target.present.sum()))
+
+    def calibrate(self, reader: LabelReader, model: ImageModel, sets: Sets, step: int, seed: int) -> LabelReader:
+        """Fits probabilities to held-out labels, or to augmented images where there are none."""
+        if sets.n_held_out(LABELS) and sets.valid is not None:
+            labels = _column(sets, "valid").values
+            known = (labels >= 0).nonzero().squeeze(1)
+            fitted = fit_calibration(decisions(model, reader.head, sets.valid, known), labels[known], step, seed)
+            return dataclasses.replace(reader, fitted=fitted)
+        found = _augmented_decisions(model, reader.head, sets, seed)
+        if found is None:  # too few images: the probabilities stay the model's own
+            return reader
+        return dataclasses.replace(reader, fitted=fit_to_augmentation(*found, step))
+
+    def saved(self, reader: LabelReader) -> dict[str, bytes]:
+        return {} if reader.fitted is None else {CALIBRATION: json_bytes(reader.fitted.to_dict())}
+
+    def missing(self, folder: RunFolder) -> str:
+        return (
+            f"{folder.path} has learned no labels: train a run with labels first "
+            "(semisight train DATA --labels labels.csv --out RUN)."
+        )
+
+
+def decisions(model: ImageModel, head: LabelHead, images: Images, index: Tensor | None = None) -> Tensor:
+    """[N, C] on the CPU, for the images of a set or those at `index`."""
+    return torch.cat([decide(head, codes).value.cpu() for _, codes, _ in encode_set(model, images, index=index)])
+
+
+def label_terms(
+    model: ImageModel, head: LabelHead, images: Images, labels: Tensor, known: Tensor
+) -> Mapping[str, float]:
+    """The error in percent on held-out labels, and `nll`, the mean of -log p(label) in nats at the temperature that
+    suits these labels best. A few held-out labels tell two epochs apart by nll long before they do by the error, which
+    moves in steps."""
+    decision = decisions(model, head, images, known)
+    probabilities = fit_temperature(decision, labels[known]).probabilities(decision)
+    nll = negative_log_likelihood(probabilities, labels[known])
+    return {"error": 100 * error_rate(decision.argmax(1), labels[known]), "nll": nll}
+
+
+def _column(sets: Sets, which: str = "train") -> LabelColumn:
+    images = sets.train if which == "train" else sets.valid
+    assert images is not None
+    column = images.columns[LABELS]
+    assert isinstance(column, LabelColumn)
+    return column
+
+
+@torch.no_grad()
+def _augmented_decisions(model: ImageModel, head: LabelHead, sets: Sets, seed: int) -> tuple[Tensor, Tensor] | None:
+    """Of unlabelled images that were learned from, as they are and weakly augmented; None if they are too few."""
+    without = (~_column(sets).present).nonzero().squeeze(1)
+    if len(without) < _ENOUGH_AUGMENTED:
+        return None
+    chosen = without[random_order(len(without), seed, Stream.CALIBRATED)[:_MOST_AUGMENTED].sort().values]
+    generator, augment = reseed(torch.Generator(), seed, Stream.AUGMENTED, 0), augment_for(sets.train.shape[0])
+    plain: list[Tensor] = []
+    augmented: list[Tensor] = []
+    for index in chosen.split(250):
+        images = sets.train.batch(index).to(model.device)
+        for found, seen in ((plain, images), (augmented, augment(images, generator))):
+            found.append(decide(head, encode(model, seen, generator)).value.cpu())
+    return torch.cat(plain), torch.cat(augmented)
+
+
+def _read_calibration(folder: RunFolder) -> FittedCalibration | None:
+    path = folder.file(CALIBRATION)
+    if not path.exists():
+        return None
+    try:
+        return FittedCalibration.from_dict(read_json(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go without.") from error
+
+
+def _origin(data: DataSettings) -> str:
+    if data.labels is not None:
+        origin = f"from {data.labels}"
+    elif data.class_per_folder:
+        origin = "a class per folder"
+    else:
+        origin = "carried by the set; --no-labels leaves them out"
+    return origin if data.labels_per_class is None else f"{origin}; all but {data.labels_per_class} per class hidden"

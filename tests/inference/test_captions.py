@@ -1,0 +1,73 @@
+"""Captions of whole sets: the mixture over codes, what is missing, the best few, and which were seen in training."""
+
+import pytest
+import torch
+
+from semisight.data.tokenizer import tokenize
+from semisight.data.vocabulary import Vocabulary
+from semisight.inference.beam_search import mixture_log_prob
+from semisight.inference.captions import (
+    CaptionReader,
+    Search,
+    caption_perplexity,
+    hashes,
+    hashes_of_texts,
+    write_captions,
+)
+from semisight.inference.encode import encode_set
+from semisight.model.architecture import Architecture, Layer
+from semisight.model.encoders.paper import Pooling
+from semisight.model.heads.captions import CaptionHead, words_per_caption
+from semisight.model.image_model import ImageModel
+from semisight.objectives.captions import EncodedCaptions
+from tests.training.toy import ToyImages
+
+TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
+N = 12
+PICTURES = ToyImages(torch.rand(N, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+TEXTS = tuple((("a dog runs", "a brown dog"), ("two birds over the sea",), ())[i % 3] for i in range(N))
+VOCABULARY = Vocabulary.from_captions([caption for captions in TEXTS for caption in captions], min_count=1)
+ENCODED = EncodedCaptions.encode(TEXTS, VOCABULARY)
+
+
+def head_of() -> CaptionHead:
+    generator = torch.Generator().manual_seed(2)
+    return CaptionHead(
+        TINY.code_size, len(VOCABULARY), hidden_size=6, embedding_size=5, start="wide", generator=generator
+    )
+
+
+@pytest.mark.parametrize("pooling", ["expected", "sampled"])
+def test_perplexity_is_that_of_the_mixture_and_skips_what_is_missing(pooling: Pooling) -> None:
+    model, head = ImageModel.of(TINY, pooling, seed=1), head_of()
+    value = caption_perplexity(model, head, PICTURES, ENCODED, n_codes=3)
+    captioned = ENCODED.present.nonzero().squeeze(1)
+    only = caption_perplexity(model, head, PICTURES, ENCODED, index=captioned, n_codes=3)
+    assert value == pytest.approx(only, rel=0.2)
+    ((index, codes, generator),) = encode_set(model, PICTURES, n_draws=3)
+    symbols, owners = ENCODED.of(index)
+    drawn = codes.draw(3, generator)
+    total = mixture_log_prob(head, symbols, drawn, owners).sum() / words_per_caption(symbols).sum()
+    assert value == pytest.approx(float((-total).exp().detach()), rel=1e-5)
+
+
+def test_captions_of_a_set_are_those_of_its_images() -> None:
+    model, reader, how = ImageModel.of(TINY, seed=1), CaptionReader(head_of(), VOCABULARY), Search(5, beam=3, n_best=2)
+    found = write_captions(model, reader, PICTURES, how)
+    assert len(found) == N and all(1 <= len(best) <= 2 for best in found)
+    assert all(a.log_prob >= b.log_prob for a, b in (best for best in found if len(best) == 2))
+    assert write_captions(model, reader, PICTURES, how) == found
+    ((_, codes, generator),) = encode_set(model, PICTURES, n_draws=5)
+    drawn = codes.draw(5, generator)
+    symbols = VOCABULARY.encode([best[0].text for best in found])
+    log_p = mixture_log_prob(reader.head, symbols, drawn).tolist()
+    assert [best[0].log_prob for best in found] == pytest.approx(log_p, rel=1e-4)
+    assert all(best[0].words == tuple(tokenize(best[0].text)) for best in found)
+
+
+def test_the_share_of_captions_that_were_seen() -> None:
+    seen = hashes_of_texts(TEXTS)
+    reader = CaptionReader(head_of(), VOCABULARY, seen)
+    assert reader.share_seen([("a", "dog", "runs"), ("a", "dog")]) == 0.5
+    assert CaptionReader(head_of(), VOCABULARY).share_seen([("a", "dog")]) is None
+    assert len(seen) == 3 and torch.equal(hashes([("a", "dog")]), hashes([("a", "dog")]))
