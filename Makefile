@@ -45,7 +45,7 @@ lint: $(VENV)/.installed-dev ## style, formatting and types
 
 docs: $(VENV)/.installed-docs ## the documentation as a site, in site/
 	@$(BIN)/python docs/arrows.py
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
