@@ -109,8 +109,16 @@ def converted(
         if known["sha256"] == file_hash(file):
             return file, list(known["outputs"])
     made = network().eval()
-    with torch.inference_mode():
-        outputs = ["pooled", "map"][: len(made(_example(1, preprocessing)))]
+    example = _example(1, preprocessing)
+    try:
+        with torch.inference_mode():
+            outputs = ["pooled", "map"][: len(made(example))]
+    except (RuntimeError, ValueError, TypeError) as error:
+        first = (str(error).splitlines() or [""])[0][:200]
+        raise UserError(
+            f"{name} cannot take images as float32 {list(example.shape)}: {first}. Its preprocessing (size, layout) "
+            "may be another one."
+        ) from error
     with atomic_path(file) as temporary:
         difference = _export(made, temporary, outputs, preprocessing)
         digest = file_hash(temporary)
@@ -133,8 +141,9 @@ def _export(network: nn.Module, file: Path, outputs: list[str], preprocessing: P
         raise Unconvertible(f"{error.name} is needed: {NEEDS_EXTRA}") from error
     names: dict[str, Any] = {"input_names": ["images"], "output_names": outputs, "opset_version": _OPSET}
     # Tracing takes a second, torch's newer exporter ten, but it understands more networks.
-    traced = {"dynamo": False, "dynamic_axes": {name: {0: "batch"} for name in ("images", *outputs)}}
-    newer = {"dynamo": True, "dynamic_shapes": ({0: torch.export.Dim("batch", min=1)},), "external_data": False}
+    traced: dict[str, Any] = {"dynamo": False, "dynamic_axes": {name: {0: "batch"} for name in ("images", *outputs)}}
+    batch = torch.export.Dim("batch", min=1)
+    newer: dict[str, Any] = {"dynamo": True, "dynamic_shapes": ({0: batch},), "external_data": False}
     reason = ""
     for how in (traced, newer):
         try:
