@@ -67,9 +67,8 @@ def test_weights_in_a_file_beside_it_count(tmp_path: Path) -> None:
     fingerprints = []
     for seed in (0, 1):
         model = onnx.load(str(write_network(tmp_path / f"{seed}" / "tiny.onnx", seed)))
-        model.graph.initializer[0].name = "w"
         onnx.save(
-            model, str(tmp_path / f"{seed}" / "tiny.onnx"), save_as_external_data=True, location="w", size_threshold=0
+            model, str(tmp_path / f"{seed}" / "tiny.onnx"), save_as_external_data=True, location="w", size_threshold=100
         )
         fingerprints.append(resolve(tmp_path / f"{seed}" / "tiny.onnx").fingerprint)
     assert (tmp_path / "0" / "tiny.onnx").read_bytes() == (tmp_path / "1" / "tiny.onnx").read_bytes()
@@ -98,10 +97,10 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no setting 'men' of the preprocessing; did you mean mean\?"):
         resolve(path, output="pooled", preprocessing={"size": SIZE, "men": 0.5})
     path.with_suffix(".yaml").write_text("- size\n")
-    with pytest.raises(UserError, match="one `name: value` a line"):
+    with pytest.raises(UserError, match="should hold `name: value`"):
         resolve(path)
     path.with_suffix(".yaml").write_text("size: [")
-    with pytest.raises(UserError, match="cannot read the preprocessing"):
+    with pytest.raises(UserError, match="not valid YAML"):
         resolve(path)
     path.with_suffix(".yaml").unlink()
     (tmp_path / "noise.onnx").write_bytes(b"not a network")

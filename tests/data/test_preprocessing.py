@@ -1,10 +1,13 @@
 """Preprocessing: the part of an image that a network sees, its numbers, and views that are the same every time."""
 
+import json
+import random
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from semisight.data.preprocessing import Preprocessing
+from semisight.data.preprocessing import Preprocessing, _random_box
 from semisight.errors import UserError
 
 
@@ -46,21 +49,16 @@ def test_views() -> None:
     plain, mirror = how.picture(image, 0, "a"), how.picture(image, 1, "a")
     np.testing.assert_array_equal(mirror, plain[:, :, ::-1])
     np.testing.assert_array_equal(how.picture(image, 0, "b"), plain)
-    random = [how.picture(image, view, seed) for view in (2, 3) for seed in ("a", "b")]
-    for i, one in enumerate(random):
-        assert not any(np.array_equal(one, other) for other in [plain, mirror, *random[:i]])
-    np.testing.assert_array_equal(how.picture(image, 3, "a"), random[2])
+    drawn = [how.picture(image, view, seed) for view in (2, 3) for seed in ("a", "b")]
+    for i, one in enumerate(drawn):
+        assert not any(np.array_equal(one, other) for other in [plain, mirror, *drawn[:i]])
+    np.testing.assert_array_equal(how.picture(image, 3, "a"), drawn[2])
 
 
 def test_random_parts_are_between_0_6_and_1_of_the_area_and_moved_about() -> None:
-    # Without jitter red and green are coordinates: their range is the part that is shown.
     how, shown, lefts, mirrored = Preprocessing(32), [], set(), 0
     white = np.full((200, 250, 3), 255, np.uint8)
     for number in range(60):
-        from semisight.data.preprocessing import _random_box
-
-        import random
-
         left, top, right, bottom = _random_box(random.Random(number), 250, 200)
         assert 0 <= left < right <= 250.001 and 0 <= top < bottom <= 200.001
         shown.append((right - left) * (bottom - top) / (250 * 200))
@@ -96,7 +94,5 @@ def test_mistakes_are_named(settings: dict[str, object], message: str) -> None:
 
 
 def test_it_survives_json() -> None:
-    import json
-
     how = Preprocessing(32, mean=(1.0, 2.0, 3.0), std=4.0, squash=True)
     assert Preprocessing.from_mapping(json.loads(json.dumps(how.describe())), "job") == how

@@ -7,7 +7,6 @@
 `hf:NAME` (or `hf:OWNER/NAME`) is downloaded when it is named so, and only its configuration and safetensors.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from semisight.backbones.modules import split
 from semisight.backbones.onnx_file import file_hash
 from semisight.data.preprocessing import Backbone, Preprocessing
 from semisight.errors import UserError
+from semisight.untrusted import MOST_SETTINGS, parse_yaml, read_json, read_text
 
 _NEEDED = "pip install 'semisight[transformers]'"
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as the files have them
@@ -80,11 +80,7 @@ def open_folder(
 def read_preprocessing(folder: Path) -> dict[str, Any]:
     """What preprocessor_config.json says, as our settings; without that file, ImageNet's at the network's size."""
     file = folder / "preprocessor_config.json"
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the configuration in {folder}: {error}") from error
+    config, said = read_json(folder / "config.json"), read_json(file) if file.is_file() else {}
     own = config.get("image_size") or (config.get("vision_config") or {}).get("image_size")
     if not file.is_file():
         if not isinstance(own, int):
@@ -162,11 +158,9 @@ class PooledAndMap(nn.Module):
 
 def _licence(folder: Path) -> str:
     """As the model card says."""
-    import yaml
-
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else {}
-        return str((head or {}).get("license", "not stated"))
-    except (OSError, ValueError, IndexError, AttributeError, yaml.YAMLError):
+        card = read_text(folder / "README.md", MOST_SETTINGS)
+        head = card.split("---")[1] if card.startswith("---") else ""
+        return str(parse_yaml(head, "README.md").get("license", "not stated"))
+    except (UserError, IndexError):
         return "not stated"

@@ -4,6 +4,7 @@ What its output is follows from its shape, as for ONNX files. A module with timm
 `forward_head(..., pre_logits=True)` as pooled), with the preprocessing of its `pretrained_cfg` unless another is given.
 """
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,7 @@ def split(found: Tensor, layout: str = "nchw") -> tuple[Tensor, ...]:
 def open_module(
     module: nn.Module, *, pooled: bool = True, preprocessing: Preprocessing | Mapping[str, Any] | None = None
 ) -> Backbone:
-    """A module as a backbone; its weights are not changed, and it is used as in evaluation."""
+    """A module as a backbone, as it is now, used as in evaluation; the module itself is left alone."""
     name = type(module).__name__
     if not isinstance(preprocessing, Preprocessing):
         known = _of_timm(getattr(module, "pretrained_cfg", None))
@@ -70,19 +71,13 @@ def open_module(
                 "trained with; pixels are taken as (x * scale - mean) / std, x from 0 to 255, scale 1/255 unless given"
             )
         preprocessing = Preprocessing.from_mapping(given, name)
-    layout, training = preprocessing.layout, module.training
-    module.eval()
-    try:
-        return as_backbone(
-            lambda: PooledAndMap(module, layout).eval(),
-            state_hash(module),
-            preprocessing,
-            pooled=pooled,
-            name=name,
-            licence="not stated",
-        )
-    finally:
-        module.train(training)
+    layout = preprocessing.layout
+
+    def network() -> nn.Module:
+        # A copy: whoever goes on training the module must not change what the fingerprint stands for.
+        return PooledAndMap(copy.deepcopy(module).cpu().float(), layout).eval()
+
+    return as_backbone(network, state_hash(module), preprocessing, pooled=pooled, name=name, licence="not stated")
 
 
 def state_hash(module: nn.Module) -> str:

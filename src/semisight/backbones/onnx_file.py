@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from semisight.data.preprocessing import Pictures, Preprocessing, WorkerJob, fingerprint_of
 from semisight.errors import UserError
+from semisight.untrusted import MOST_SETTINGS, parse_yaml, read_text
 
 NEEDS_EXTRA = "pip install 'semisight[photos]'"
 WORKER = "semisight.backbones.worker"
@@ -82,8 +83,9 @@ class OnnxBackbone:
     @functools.cached_property
     def fingerprint(self) -> str:
         kind = "pooled" if self.pooled else "map"
-        weights = _network_hash(self.path) if self._weights is None else self._weights
-        return fingerprint_of(weights, self.preprocessing, f"{self._output} {kind}")
+        if self._weights is not None:  # converted: the same features as in torch
+            return fingerprint_of(self._weights, self.preprocessing, kind)
+        return fingerprint_of(_network_hash(self.path), self.preprocessing, f"{self._output} {kind}")
 
     @functools.cached_property
     def feature_shape(self) -> tuple[int, int, int]:
@@ -157,7 +159,7 @@ def open_onnx(
     """The user's own ONNX file; what is given here comes before what stands in the YAML file beside it."""
     runtime()
     beside = path.with_suffix(".yaml")
-    settings = _read_yaml(beside) if beside.is_file() else {}
+    settings = parse_yaml(read_text(beside, MOST_SETTINGS), str(beside)) if beside.is_file() else {}
     licence, named = str(settings.pop("licence", "not stated")), settings.pop("output", None)
     if preprocessing is None and not settings:
         raise UserError(
@@ -174,18 +176,6 @@ def open_onnx(
     backbone = OnnxBackbone(path, preprocessing, pooled=pooled, output=output or named, name=path.stem, licence=licence)
     _ = backbone.feature_shape  # runs it once: what is wrong is said now, not by a worker
     return backbone
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read the preprocessing in {path}: {_first_line(error)}") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} must hold settings, one `name: value` a line, for instance `size: 224`")
-    return {str(key): value for key, value in settings.items()}
 
 
 def as_map(values: npt.NDArray[np.float32], pooled: bool, layout: str, where: str) -> npt.NDArray[np.float32]:

@@ -132,7 +132,7 @@ def cached_features(
                         passing = _work_out(index, space, backbone, wanted, missing, workers, progress)
                         found = index.find(space, wanted.keys, views)
                         found.reasons.update(passing)
-            if not found.missing() and (store := index.opened(space, found, backbone.feature_shape)) is not None:
+            if not found.missing() and (store := index.opened(found, backbone.feature_shape)) is not None:
                 break
         else:
             raise UserError(
@@ -339,23 +339,23 @@ class _Cache:
                 reasons.update(dict.fromkeys(places[key], reason))
         return _Found(shards, numbers, reasons)
 
-    def opened(self, space: int, found: _Found, shape: tuple[int, int, int]) -> _Shards | None:
-        """The found rows, mapped, and marked as used; None if a shard is gone or short (it is then forgotten)."""
+    def opened(self, found: _Found, shape: tuple[int, int, int]) -> _Shards | None:
+        """The found rows, mapped, and marked as used; None if a shard is gone or short, which is then removed."""
         files: dict[int, npt.NDArray[np.float16]] = {}
-        lost = []
-        for shard in np.unique(found.shards[found.shards >= 0]).tolist():
-            of_shard = found.shards == shard
-            n_rows = int(found.numbers[of_shard].max()) + 1
-            entry = self._db.execute("SELECT file FROM shard WHERE id = ?", (shard,)).fetchone()
-            try:
-                # Copy on write: torch then takes the values without a warning, and nothing ever reaches the file.
-                files[shard] = np.memmap(self.folder / entry[0], np.float16, "c", shape=(n_rows, *shape))
-            except (OSError, ValueError, TypeError):
-                lost.append(shard)
+        shards = {shard.id: shard for shard in self._shards()}
+        wanted = np.unique(found.shards[found.shards >= 0]).tolist()
+        for number in wanted:
+            n_rows = int(found.numbers[found.shards == number].max()) + 1
+            if number in shards and shards[number].n_bytes >= 2 * n_rows * int(np.prod(shape)):
+                with contextlib.suppress(OSError):
+                    file = self.folder / shards[number].file
+                    files[number] = np.memmap(file, np.float16, "r", shape=(n_rows, *shape))
         with self._db:
-            self._db.executemany("UPDATE shard SET used = ? WHERE id = ?", [(time.time(), shard) for shard in files])
-            self._db.executemany("DELETE FROM shard WHERE id = ?", [(shard,) for shard in lost])
-        return None if lost else _Shards(files, found, shape)
+            self._db.executemany("UPDATE shard SET used = ? WHERE id = ?", [(time.time(), number) for number in files])
+            for number in wanted:
+                if number in shards and number not in files:
+                    self._remove(shards[number])
+        return _Shards(files, found, shape) if len(files) == len(wanted) else None
 
     # ---- writing ----
 
