@@ -132,7 +132,8 @@ class Preprocessing:
             wanted = f"uint8 [B, 3, {self.size}, {self.size}]"
             raise UserError(f"the network takes pictures as {wanted}, not {pictures.dtype} {list(pictures.shape)}")
         factor, offset = _affine(self)
-        values = np.multiply(pictures, factor, dtype=np.float32)
+        values = pictures.astype(np.float32)
+        values *= factor
         values += offset
         if self.channels == "bgr":
             values = values[:, ::-1]
