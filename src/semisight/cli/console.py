@@ -1,26 +1,34 @@
 """How commands speak: lines on stdout, errors in red on stderr, a bar while images are read."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
+from semisight.untrusted import printable
+
 
 def say(message: str) -> None:
     """A line for people, on stdout; paths stay in one piece."""
-    typer.echo(message)
+    typer.echo(_shown(message))
 
 
 def note(message: str) -> None:
     """A line for people beside what a program may read on stdout."""
-    typer.echo(message, err=True)
+    typer.echo(_shown(message), err=True)
+
+
+def _shown(message: str) -> str:
+    """Lines that a terminal shows and does not obey: a file's name may hold anything."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in message.split("\n"))
 
 
 def to_file_or_screen(text: str, out: Path | None) -> None:
     """The result itself: to a file, whole or not at all, or to stdout."""
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(_shown(text) if sys.stdout.isatty() else text, nl=False)
     else:
         from semisight.files import write_atomic
 
@@ -83,4 +91,4 @@ def complain(message: str) -> None:
     from rich.text import Text
 
     # Text, not markup: a message may hold square brackets of its own. soft_wrap keeps paths in one piece.
-    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), (_shown(message), "red")), soft_wrap=True)
