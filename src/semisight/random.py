@@ -50,7 +50,6 @@ class Stream(Enum):
     TAGS_HIDDEN = ("order", 40)
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
-    FITTED_SHOWN = ("order", 43)  # training images that the report looks at
 
     TRAINING = ("noise", 0)
     VALIDATION = ("noise", 1)

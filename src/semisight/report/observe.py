@@ -118,7 +118,7 @@ def observe(run: Run, sets: Sets) -> Seen:
 def _before(run: Run, sets: Sets, images: ImageSet) -> dict[str, float]:
     """The terms of the model as it was before the first step."""
     model = build_model(run.about["model"], run.config.seed)
-    chosen = random_order(len(sets.train), run.config.seed, Stream.FITTED_SHOWN)[:2000].sort().values
+    chosen = random_order(len(sets.train), run.config.seed, Stream.START)[:2000].sort().values
     model.start_from(sets.train.batch(chosen))
     return validate(Joint(model.to(run.device)), images, batch_size=_BATCH, seed=run.config.seed)
 
