@@ -94,13 +94,12 @@ def _about_scenes(scenes: Path, captioned: "Trained") -> tuple[tuple[Any, ...], 
 
     from semisight.report import captions
     from semisight.report.build import SECTIONS, look
-    from semisight.report.captions_seen import caption_words
     from semisight.runs.run import load_run
 
     seen = look(load_run(scenes), captioned.sets)
-    assert seen.captions is not None
-    titled = (replace(one, title=f"{one.title} (of scenes, a second run)") for one in captions.sections(seen))
-    return (*((lambda material, one=one: one) for one in titled), *SECTIONS), caption_words(seen.captions)
+    found = seen.found["captions"]
+    titled = [replace(one, title=f"{one.title} (of scenes, a second run)") for one in captions.sections(seen, found)]
+    return (*((lambda material, one=one: one) for one in titled), *SECTIONS), captions.words(found)
 
 
 def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = False) -> "Settings":

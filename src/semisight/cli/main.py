@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from semisight import __version__
+from semisight.cli.backbones import backbones
+from semisight.cli.cache import cache
 from semisight.cli.caption import caption
 from semisight.cli.console import complain
 from semisight.cli.demo import demo
@@ -26,6 +28,7 @@ from semisight.errors import UserError
 COMMANDS = {
     "Start here": (demo, inspect, train),
     "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
+    "Photographs": (backbones, cache),
     "Science": (reproduce,),
 }
 

@@ -21,7 +21,7 @@ from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order
 from semisight.runs.images import sets_of
-from semisight.runs.outputs import load_for
+from semisight.runs.run_images import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run
 from semisight.runs.settings import DataSettings
