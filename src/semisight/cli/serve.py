@@ -45,7 +45,7 @@ def serve(
         ),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of the model.")] = 1,
-    device: options.FixedDevice = "auto",
+    device: str = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
 ) -> None:
     """Serve a run: a page to try it on images, a page to label more of them, and a JSON API.
