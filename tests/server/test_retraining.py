@@ -45,7 +45,7 @@ def test_new_labels_are_learned_and_the_new_run_answers(own_digits: Path, tmp_pa
         assert folder == own_digits.with_name("digits-2")
         status = client.get("/api/status").json()
         assert status["run"] == str(folder)
-        assert "strange" in load_run(folder).labels().class_names
+        assert "strange" in load_run(folder).labels.class_names
         wait_until_read(client)
         image = client.post("/api/predict?top=20", content=png(), headers={"Content-Type": "image/png"}).json()[
             "images"
@@ -55,8 +55,12 @@ def test_new_labels_are_learned_and_the_new_run_answers(own_digits: Path, tmp_pa
     assert settings["labels"] == str(tmp_path / "labels.csv")
 
 
-def test_a_training_needs_two_classes(shared_run: Path, tmp_path: Path) -> None:
-    with client_of(shared_run, labels=tmp_path / "labels.csv") as client:
+def test_a_training_needs_two_classes(scenes_run: Path, tmp_path: Path) -> None:
+    data = json.loads((scenes_run / "data.json").read_text())
+    assert data["settings"]["captions"]  # a run without labels; its captions are left out by another folder of images
+    for i in range(12):
+        (tmp_path / f"{i}.png").write_bytes(png(i, size=16))
+    with client_of(scenes_run, images=str(tmp_path), labels=tmp_path / "labels.csv") as client:
         wait_until_read(client)
         answer = client.post("/api/training", json={})
         assert answer.status_code == 409 and "two classes" in answer.json()["detail"]

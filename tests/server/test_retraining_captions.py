@@ -74,7 +74,7 @@ def test_captions_alone_and_then_labels_beside_them(scenes_run: Path, tmp_path: 
         second = retrained(client)
         assert second == tmp_path / "scenes-2"
         found = load_run(second)
-        assert found.captioner is not None and found.classifier is None
+        assert found.has("captions") and not found.has("labels")
         assert WORD not in str(known) and WORD in (second / "vocabulary.json").read_text()
         told = list(csv.DictReader((second / "captions.csv").open(encoding="utf-8")))
         assert {row["file"] for row in told if WORD in row["caption"]} == set(files)
@@ -86,7 +86,7 @@ def test_captions_alone_and_then_labels_beside_them(scenes_run: Path, tmp_path: 
             say_of(client, 4, label=label)
         third = retrained(client, minutes=0.03)  # the settings of a run with labels are not those of one without
         found = load_run(third)
-        assert found.captioner is not None and found.labels().class_names == ("far", "near")
+        assert found.has("captions") and found.labels.class_names == ("far", "near")
         assert WORD in (third / "vocabulary.json").read_text()  # what was said before is not forgotten
         image = answer_of(client, picture)
         assert {guess["label"] for guess in image["labels"]} == {"far", "near"} and image["captions"]
@@ -104,8 +104,8 @@ def test_labels_and_captions_of_a_folder(scenes: Path, tmp_path: Path) -> None:
         files = say_of(client, 3, label="neither", caption=f"a {WORD} over a town")
         new = retrained(client)
         found = load_run(new)
-        assert found.labels().class_names == ("even", "neither", "odd")
-        assert found.captioner is not None and WORD in (new / "vocabulary.json").read_text()
+        assert found.labels.class_names == ("even", "neither", "odd")
+        assert found.has("captions") and WORD in (new / "vocabulary.json").read_text()
         image = answer_of(client, (scenes / "photos" / "07.png").read_bytes())
         assert len(image["labels"]) == 3 and image["captions"] and image["nearest"]
     settings = json.loads((new / "data.json").read_text())["settings"]

@@ -206,7 +206,7 @@ def _rows(path: Path, text: str) -> Iterable[Row]:
     if start[0] in "{[":
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if _is_json_object(first_line):
                 return _json_lines(path, text)
             raise UserError(f"{path} starts like json but is not: {error}. Is it cut off?") from error
@@ -219,7 +219,7 @@ def _rows(path: Path, text: str) -> Iterable[Row]:
 def _is_json_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -277,7 +277,7 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
             continue
         try:
             content = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"line {number} of {path} is not json, unlike its first line: {error}") from error
         if number == 1 and isinstance(content, dict) and not any(column in content for column in FILE_COLUMNS):
             raise UserError(
