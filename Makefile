@@ -12,8 +12,8 @@ DOCS_EXTRAS := $(DEV_EXTRAS),docs
 
 # The tests that use other libraries most, run with the lowest versions that pyproject.toml allows.
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/baselines tests/data tests/metrics tests/test_estimator.py tests/test_estimator_checks.py \
-  $(addprefix tests/server/test_,answering.py batching.py guard.py guide.py hostile.py running.py table.py web.py) \
+LOWEST_TESTS := tests/backbones tests/baselines tests/data tests/metrics tests/test_estimator.py tests/test_estimator_checks.py \
+  $(addprefix tests/server/test_,answering.py batching.py guard.py guide.py hostile.py running.py web.py) \
   $(addprefix tests/cli/test_,export.py help.py cli_frame.py) \
   $(addprefix tests/training/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
 
@@ -79,6 +79,6 @@ $(VENV)/.installed-docs: EXTRAS := $(DOCS_EXTRAS)
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py | $(LOWEST)/bin/python
 	@echo "installing the lowest versions into $(LOWEST) (a few minutes)"
 	@$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints-lowest.txt
-	@$(LOWEST)/bin/$(PIP) install -c $(LOWEST)/constraints-lowest.txt -e '.[track,metrics,onnx,serve]' \
+	@$(LOWEST)/bin/$(PIP) install -c $(LOWEST)/constraints-lowest.txt -e '.[track,metrics,onnx,serve,photos,parquet]' \
 	  pytest pytest-timeout hypothesis 'httpx<0.28'
 	@touch $@
