@@ -606,7 +606,14 @@ def warm(source: Path) -> None:
     """Imports what every child needs, once: the libraries stay, the package itself is forgotten again."""
     sys.path.insert(0, str(source))
     sys.dont_write_bytecode = True
-    for name in ("pytest", "hypothesis.extra.numpy", "torch._dynamo", "scipy.stats", "sklearn.linear_model", *PACKAGES):
+    for name in (
+        "pytest_timeout",
+        "hypothesis.extra.numpy",
+        "torch._dynamo",
+        "scipy.stats",
+        "sklearn.linear_model",
+        *PACKAGES,
+    ):
         import_module(name)
     for name in [name for name in sys.modules if name.split(".")[0] == "semisight"]:
         del sys.modules[name]
@@ -627,7 +634,9 @@ def run_tests(source: Path, tests: Sequence[str]) -> int:
     import semisight
 
     assert str(semisight.__file__).startswith(str(source)), "the mutant would not be seen"
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)])
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take longer to import than the tests to run
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+    code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
     os._exit(int(code))
 
 
