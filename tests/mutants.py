@@ -492,6 +492,11 @@ MUTANTS: list[Mutant] = [
 
 # Of slow files the one test that is meant to notice.
 MEANT: dict[str, tuple[str, ...]] = {  # a file, and names of tests in it without their test_
+    "max-pooling is secretly a mean": ("model/test_image_model.py", "max_pooling_is_the_largest_of_each_block"),
+    "codes weighed by the last word alone": (
+        "inference/test_beam_search.py",
+        "greedy_is_the_likeliest_word_at_every_step",
+    ),
     "mean hinge without its spread": ("model/test_labels.py", "expected_log_prob_matches_monte_carlo"),
     "lambda with the wrong shape": ("model/test_labels.py", "lambda_draws_are_inverse_gaussian"),
     "beta's mean without lambda": ("model/test_labels.py", "beta_draws_match_the_brute_force_gaussian"),
@@ -501,7 +506,7 @@ MEANT: dict[str, tuple[str, ...]] = {  # a file, and names of tests in it withou
         "softmax_expected_log_prob_is_a_lower_bound_within_half_the_variance",
     ),
     "prior not shared by images": ("model/test_labels.py", "the_priors_shares_add_up_to_the_prior"),
-    "prior without its precision": ("model/test_labels.py", "beta_draws_match_the_brute_force_gaussian"),
+    "prior without its precision": ("model/test_labels.py", "the_priors_shares_add_up_to_the_prior"),
     "alpha0's shape counts pixels twice": ("sampling/test_parameters.py", "alpha0_is_drawn_from_its_gamma"),
     "image bias drawn too narrow": ("sampling/test_parameters.py", "the_bias_is_drawn_from_its_gaussian"),
     "prior mean of the bias left out": ("sampling/test_parameters.py", "the_bias_is_drawn_from_its_gaussian"),
@@ -513,10 +518,7 @@ MEANT: dict[str, tuple[str, ...]] = {  # a file, and names of tests in it withou
         "sampling/test_z_conditionals.py",
         "every_probability_nearest_the_image_is_that_of_brute_force",
     ),
-    "annealing's prior left out": (
-        "sampling/test_z_conditionals.py",
-        "every_probability_nearest_the_image_is_that_of_brute_force",
-    ),
+    "annealing's prior left out": ("sampling/test_evidence.py", "annealing_averages_to_the_evidence_with_less_spread"),
     "z above without alpha0": (
         "sampling/test_z_conditionals.py",
         "every_probability_further_up_is_that_of_brute_force",
@@ -528,11 +530,10 @@ MEANT: dict[str, tuple[str, ...]] = {  # a file, and names of tests in it withou
         "annealing_averages_to_the_evidence_with_less_spread",
     ),
     "chains added, not averaged": ("sampling/test_evidence.py", "chains_are_averaged_image_by_image"),
-    "prior counted for every image": ("sampling/test_mcem.py", "gradient_steps_raise_the_posterior"),
+    "prior counted for every image": ("sampling/test_mcem.py", "a_gradient_step_follows_the_posterior_per_image"),
     "draws of an image weigh as images": (
         "sampling/test_mcem.py",
-        "labels_are_learned_along",
-        "mcem_with_many_samples_follows_exact_em",
+        "an_image_counts_once_for_beta_however_often_it_is_drawn",
     ),
     "NVIL's baseline ascends its error": (
         "objectives/test_gradients.py",
@@ -677,6 +678,9 @@ def page(rows: Sequence[tuple[Mutant, str]], killed: int) -> str:
         "",
         "Small wrong changes of the mathematics, each with the tests that must fail with it (`tests/mutants.py`; `make",
         f"mutants` writes this page). **{killed} of {len(rows)} are killed ({killed / len(rows):.0%}).**",
+        "",
+        "The list is written by hand, not drawn: it holds the mistakes that someone made or feared. On its first run ten",
+        "survived. Three had been given the wrong tests; for seven there was none, and one was added for each.",
         "",
         "| file | mutant | tests | outcome |",
         "|---|---|---|---|",
