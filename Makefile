@@ -18,7 +18,7 @@ LOWEST_TESTS := tests/backbones tests/baselines tests/data tests/metrics tests/t
   $(addprefix tests/training/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench pictures clean
+.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench pictures clean mutants
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -47,6 +47,9 @@ docs: $(VENV)/.installed-docs ## the documentation as a site, in site/
 	@$(BIN)/python docs/arrows.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
+
+mutants: $(VENV)/.installed-dev ## small wrong changes of the mathematics, each of which a test must notice
+	@$(ONE_THREAD) $(BIN)/python -m tests.mutants --write docs/mutants.md
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks

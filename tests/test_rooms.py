@@ -14,7 +14,7 @@ ROOMS = (
     *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "engines", "inference", "training"),
     *("objectives", "sampling", "model", "backbones", "data", "metrics"),
 )
-SHARED = ("errors", "random", "files", "untrusted")  # single files below all rooms; each may import those before it
+SHARED = ("errors", "random", "setting", "files", "untrusted")  # single files below all rooms; each may import those before it
 FRONT = ("__init__", "__main__")  # the package's face, above all rooms
 MODEL_MAY_IMPORT = {"torch", *sys.stdlib_module_names}
 
