@@ -2,18 +2,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := python -m pip --disable-pip-version-check --quiet
 # One thread per process: two OpenMP threads beside other work can be ten times slower than one.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-RUN_EXTRAS := train,track
-DEV_EXTRAS := train,track,metrics,onnx,serve,dev
+RUN_EXTRAS := track
+DEV_EXTRAS := track,metrics,onnx,serve,dev
+DOCS_EXTRAS := $(DEV_EXTRAS),docs
+
+# The tests that use other libraries most, run with the lowest versions that pyproject.toml allows.
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/baselines tests/data tests/metrics tests/server \
+  $(addprefix tests/cli/test_,estimator.py estimator_checks.py export.py help.py cli_frame.py) \
+  $(addprefix tests/learning/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
+LOWEST_WITHOUT := --ignore tests/server/test_pages.py --ignore tests/server/test_schema.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench pictures clean
+.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench pictures clean
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
 
 demo: $(VENV)/.installed-run ## learn from built-in images and write a report
 	@$(BIN)/semisight demo
@@ -21,10 +29,24 @@ demo: $(VENV)/.installed-run ## learn from built-in images and write a report
 test: $(VENV)/.installed-dev ## run every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q
 
+test-lowest: $(LOWEST)/.installed ## the tests that use other libraries, with the lowest versions allowed (10 minutes)
+	@$(ONE_THREAD) $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(LOWEST_TESTS) $(LOWEST_WITHOUT)
+
+test-wheel: $(VENV)/.installed-dev ## build wheel and sdist, use the wheel with nothing but what it asks for
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_packaging.py
+
+test-wheel-clean: $(VENV)/.installed-dev ## the same with everything installed anew (minutes)
+	@SEMISIGHT_CLEAN_INSTALL=1 $(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_packaging.py
+
 lint: $(VENV)/.installed-dev ## style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs ## the documentation as a site, in site/
+	@$(BIN)/python docs/arrows.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "site/index.html"
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks
@@ -33,21 +55,30 @@ pictures: $(VENV)/.installed-dev ## make the README's pictures anew, from the de
 	@$(BIN)/semisight demo --out semisight-demo
 	@$(BIN)/python docs/pictures/make.py semisight-demo
 
-clean: ## remove the virtual environment, caches and builds
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
-	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+clean: ## remove the virtual environments, caches and builds
+	@rm -rf $(VENV) $(LOWEST) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	@find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-$(VENV)/bin/python:
+$(VENV)/bin/python $(LOWEST)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("semisight needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11 ...")'
-	@echo "making $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@echo "making $(@:/bin/python=)"
+	@$(PYTHON) -m venv $(@:/bin/python=)
 
 # A stamp per set of extras, so that the demo does not wait for the developers' tools.
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(VENV)/.installed-run: EXTRAS := $(RUN_EXTRAS)
 $(VENV)/.installed-dev: EXTRAS := $(DEV_EXTRAS)
-.PRECIOUS: $(VENV)/.installed-run $(VENV)/.installed-dev
+$(VENV)/.installed-docs: EXTRAS := $(DOCS_EXTRAS)
+.PRECIOUS: $(VENV)/.installed-run $(VENV)/.installed-dev $(VENV)/.installed-docs
+
+# The test client of the lowest fastapi wants httpx as it was before 0.28.
+$(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py | $(LOWEST)/bin/python
+	@echo "installing the lowest versions into $(LOWEST) (a few minutes)"
+	@$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints-lowest.txt
+	@$(LOWEST)/bin/$(PIP) install -c $(LOWEST)/constraints-lowest.txt -e '.[track,metrics,onnx,serve]' \
+	  pytest pytest-timeout hypothesis 'httpx<0.28'
+	@touch $@

@@ -17,6 +17,7 @@ from benchmarks.captions import (
     measure_training,
 )
 from benchmarks.exported import measure_export
+from benchmarks.features import SMALL_PHOTOS, Photos, measure_features
 from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
@@ -42,6 +43,7 @@ class Size:
     training: Training = field(default_factory=Training)
     folder: tuple[int, int] = (100_000, 10_000)
     exported: int = 28
+    photos: Photos = field(default_factory=Photos)
     serving: Serving = field(default_factory=Serving)
 
 
@@ -68,6 +70,7 @@ SMOKE = Size(
     training=SMALL_TRAINING,
     folder=(2_000, 1_000),
     exported=8,
+    photos=SMALL_PHOTOS,
     serving=SMALL_SERVING,
 )
 
@@ -102,6 +105,10 @@ def exported(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_export(size.exported)
 
 
+def features(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_features(size.photos)
+
+
 def serving(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_serving(size.serving)
 
@@ -115,6 +122,7 @@ PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "serving": serving,
     "folder": folder,
     "export": exported,
+    "features": features,
 }
 
 

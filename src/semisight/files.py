@@ -4,7 +4,7 @@
     bundle, finish_bundle       several files of a folder that belong together: all are replaced, or none
     seal, check_seal            a safetensors file with a checksum of all its bytes in its own header
     write_json, json_checksum   the same for a JSON file (untrusted.read_json compares)
-    locked                      one writer for a folder; the message names who holds it
+    locked, acquire             one writer for a folder; the message names who holds it
     clean_leftovers             temporary files of processes that were killed
 
 What is confirmed is on disk: a rename counts only once its folder is flushed too. Temporary names carry the machine,
@@ -344,7 +344,7 @@ def locked(folder: str | Path, what: str, *, wait: float = 0.0, name: str = LOCK
         raise UserError(f"cannot write to {folder}: {error.strerror or error}.") from error
     _held.add(handle)
     try:
-        if not _acquire(handle, wait):
+        if not acquire(handle, wait):
             raise UserError(
                 f"{folder} is in use by another process ({_holder(handle)}): wait until it has ended, stop it, or "
                 "choose another folder."
@@ -367,15 +367,18 @@ def _brief(folder: Path, wait: float = 10.0) -> Iterator[None]:
     """A lock on the folder itself, for moments; it needs no file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        if not _acquire(handle, wait):
+        if not acquire(handle, wait):
             raise UserError(f"{folder} is locked by another program for more than {wait:.0f} seconds; try again.")
         yield
     finally:
         os.close(handle)
 
 
-def _acquire(handle: int, wait: float) -> bool:
-    """Never blocks for longer than `wait`. A file system without locks counts as one whose lock is free."""
+def acquire(handle: int, wait: float) -> bool:
+    """Locks an open file for this process; whether it could within `wait` seconds, the most that this ever takes.
+
+    A file system without locks counts as one whose lock is free.
+    """
     end = time.monotonic() + wait
     while True:
         try:

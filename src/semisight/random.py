@@ -49,6 +49,7 @@ class Stream(Enum):
     TAGS_ASIDE = ("order", 39)
     TAGS_HIDDEN = ("order", 40)
     PICTURES = ("order", 41)  # of the documentation
+    TAGS_SHOWN = ("order", 42)
 
     TRAINING = ("noise", 0)
     VALIDATION = ("noise", 1)

@@ -1,11 +1,14 @@
 """The command line's frame: exit codes, and errors in red on stderr that say what the message says, whole."""
 
+from pathlib import Path
+
 import pytest
 import typer
 
 from semisight import __version__
 from semisight.cli import main as cli
 from semisight.errors import UserError
+from tests.cli.commands import refused
 
 
 def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int | str | None, str, str]:
@@ -67,3 +70,9 @@ def test_a_bug_is_not_hidden(failing) -> None:
     failing(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         cli.main(["fail"])
+
+
+def test_names_of_files_do_not_command_the_terminal(tmp_path: Path) -> None:
+    """A name may hold any bytes: those that clear a screen or change its title are shown, not obeyed."""
+    said = refused("evaluate", tmp_path / "a\x1b]0;owned\x07\x1b[2J")
+    assert "\x1b]" not in said and "\x07" not in said and r"\x1b]0;owned" in said

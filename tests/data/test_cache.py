@@ -18,7 +18,7 @@ from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.image_model import ImageModel
-from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.joint import Joint
 from semisight.training.config import TrainConfig
 from semisight.training.trainer import Trainer
 from tests.data.writers import random_image, write_image
@@ -235,7 +235,7 @@ def test_the_default_place_and_one_that_cannot_be_written(
 def test_training_from_the_cache_equals_training_from_memory(folder: Path, place: Path, tmp_path: Path) -> None:
     weights = []
     for name, images in (("cache", read(folder, place)[0]), ("memory", read_folder(folder, size=SIZE))):
-        objective = ImageObjective(ImageModel.of(Architecture((3, SIZE, SIZE), (Layer(4, 3, 2), Layer(5, 2))), seed=1))
+        objective = Joint(ImageModel.of(Architecture((3, SIZE, SIZE), (Layer(4, 3, 2), Layer(5, 2))), seed=1))
         config = TrainConfig(batch_size=4, max_steps=3, threads=1, progress=False, tensorboard=False)
         Trainer(objective, images, tmp_path / name, config=config).fit()
         weights.append(objective.state_dict())

@@ -1,5 +1,9 @@
 """kernels.c against the same in torch and against the naive twin; and what happens where it cannot be had."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -160,30 +164,94 @@ def test_without_kernels_torch_does_the_same(why: str, monkeypatch: pytest.Monke
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache of our own, and a compiler that takes no time: it gives what the real one has made before."""
+    made = kernels.library()
+    assert made is not None
+    (tmp_path / "cc").write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp "{made._name}" "$2"\n', encoding="utf-8"
+    )
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernels.library.cache_clear()
+    yield tmp_path / "semisight"
+    kernels.library.cache_clear()
+
+
+def load_again() -> bool:
+    kernels.library.cache_clear()
+    return kernels.library() is not None
+
+
 @needs_compiler
-def test_it_is_compiled_once_and_what_is_half_written_is_never_seen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_it_is_compiled_once_and_says_so(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert load_again()
+    assert capfd.readouterr().err.count("compiling its kernels with") == 1
+    (made,) = cache.iterdir()
+    written = made.stat().st_mtime_ns
+    assert load_again()
+    assert [file.stat().st_mtime_ns for file in cache.iterdir()] == [written]
+    assert capfd.readouterr().err == ""
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["truncated", "empty", "a flipped bit", "another library"])
+def test_a_damaged_file_is_compiled_again(damage: str, cache: Path) -> None:
+    assert load_again()
+    (made,) = cache.iterdir()
+    content = made.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    made.unlink()  # what is loaded stays whole
+    other = {"truncated": content[: len(content) // 2], "empty": b"", "a flipped bit": bytes(flipped)}.get(damage, b"x")
+    made.write_bytes(other)
+    code = "from semisight.model.ops import kernels; assert kernels.library() is not None"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done
+    assert "compiling" in done.stderr and made.read_bytes() == content
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["the folder", "one above it", "the file", "a link"])
+def test_what_others_could_have_put_there_is_not_run(
+    how: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels.library.cache_clear()
-    try:
-        assert kernels.library() is not None
-        (made,) = (tmp_path / "semisight").iterdir()
-        written = made.stat().st_mtime_ns
-        kernels.library.cache_clear()
-        assert kernels.library() is not None
-        assert [file.stat().st_mtime_ns for file in (tmp_path / "semisight").iterdir()] == [written]
-    finally:
-        kernels.library.cache_clear()
+    assert load_again()
+    (made,) = cache.iterdir()
+    if how == "the folder":
+        cache.chmod(0o777)
+    elif how == "one above it":
+        tmp_path.chmod(0o777)
+    elif how == "the file":
+        made.chmod(0o777)
+    else:
+        made.rename(tmp_path / "elsewhere.so")
+        made.symlink_to(tmp_path / "elsewhere.so")
+    capfd.readouterr()
+    if how in ("the file", "a link"):
+        assert load_again()
+        (again,) = cache.iterdir()
+        assert not again.is_symlink() and again.stat().st_mode & 0o022 == 0
+        assert "compiling" in capfd.readouterr().err
+    else:
+        assert not load_again()
+        assert "others can write to" in capfd.readouterr().err
 
 
 @needs_compiler
-def test_code_in_a_folder_of_someone_else_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_it_is_on_disk_before_it_has_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append("replace"), replace(a, b))[1])
+    assert load_again()
+    assert calls[0] == "fsync" and calls[-1] == "replace"
+
+
+@needs_compiler
+def test_code_in_a_folder_of_someone_else_is_not_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 12345)
-    kernels.library.cache_clear()
-    try:
-        assert kernels.library() is None
-        assert not list((tmp_path / "semisight").iterdir())
-    finally:
-        kernels.library.cache_clear()
+    assert not load_again()
+    assert not list(cache.iterdir())

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +17,26 @@ from PIL import Image
 
 from semisight.data import load
 from semisight.runs.run import load_run
-from semisight.server.guard import Access
+from semisight.runs.settings import resolve
+from semisight.runs.train import train_run
+from semisight.server.access import Access
 from semisight.server.limits import Limits
 from semisight.server.service import Options, Service
 from semisight.server.web import create_app
-from tests.cli.commands import ok
 
 HERE = "http://localhost"
+
+
+def learn(run: Path, **settings: Any) -> None:
+    """As `semisight train` does, without its report."""
+    train_run(resolve(settings), run, resume=False, overwrite=False, say=lambda line: None)
 
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three labels of each digit, 250 images."""
     run = tmp_path_factory.mktemp("serve") / "digits"
-    ok("train", "builtin:digits", "--labels-per-class", "3", "--limit", "250", "--epochs", "3", "--no-report",
-       "--batch-size", "64", "--out", run)  # fmt: skip
+    learn(run, source="builtin:digits", labels_per_class=3, limit=250, epochs=3, batch_size=64)
     return run
 
 
@@ -38,8 +44,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scenes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Captions of generated scenes; nobody expects good ones."""
     run = tmp_path_factory.mktemp("serve") / "scenes"
-    ok("train", "builtin:scenes?n=60&size=16", "--captions", "builtin", "--no-labels", "--epochs", "1", "--no-report",
-       "--batch-size", "16", "--out", run)  # fmt: skip
+    learn(run, source="builtin:scenes?n=60&size=16", captions="builtin", use_labels=False, epochs=1, batch_size=16)
     return run
 
 

@@ -9,7 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from semisight.errors import UserError
-from semisight.server.guard import COOKIE, Access, Guard
+from semisight.server.access import COOKIE, Access
+from semisight.server.guard import Guard
 from semisight.server.limits import Limits
 from semisight.server.running import access_for, greeting, is_loopback
 from tests.server.conftest import client_of, png

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semisight.server.table import Entry, Table
+from semisight.data.label_table import Entry, Table
 from tests.server.conftest import chromium, png
 from tests.server.server import Served, served
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semisight.server.table import Entry, Table
+from semisight.data.label_table import Entry, Table
 from tests.cli.commands import refused
 from tests.server.server import served
 

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from semisight.runs.run import load_run
-from semisight.server.guard import Access
+from semisight.server.access import Access
 from semisight.server.running import open_socket
 from semisight.server.service import Options, Service
 from semisight.server.web import create_app
@@ -48,4 +48,4 @@ def test_nothing_is_found(address: str, tmp_path: Path) -> None:
         [program, *words], cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert "11 selected / 11 total" in done.stdout
+    assert "14 selected / 14 total" in done.stdout

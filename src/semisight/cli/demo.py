@@ -5,23 +5,18 @@ nothing is left of it but its error (RUN/comparison.json). Scenes are a run of t
 all: RUN/report.html.
 """
 
-import tempfile
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from semisight.cli.console import prepare_process, reading, say, stopping
 from semisight.errors import UserError
-from semisight.report import captions
-from semisight.report.build import SECTIONS, Findings, look, write_report
-from semisight.report.captions_seen import caption_words
-from semisight.report.material import Material
-from semisight.report.page import Section
-from semisight.runs.evaluating import evaluate
-from semisight.runs.images import Progress
-from semisight.runs.run import Comparison, DataRecord, data_file, load_run, report_file
-from semisight.runs.settings import DataSettings, Settings, resolve
-from semisight.runs.train import Say, train_run
-from semisight.training.folder import RunFolder
+
+if TYPE_CHECKING:
+    from semisight.runs.images import Progress
+    from semisight.runs.settings import Settings
+    from semisight.runs.train import Trained
 
 DEFAULT_FOLDER = "semisight-demo"
 SCENES_FOLDER = "scenes"
@@ -39,20 +34,78 @@ _LAYERS = (
 _MINUTES = (1.2, 0.3, 1.4)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the demo found out, and the page that shows it."""
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder of the demo's run.", show_default="semisight-demo")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="How long each training may take.", show_default="about one")
+    ] = None,
+    seed: int = 0,
+) -> None:
+    """Learn to read digits from two labels of each and to caption scenes most of which have no caption.
 
-    findings: Findings
-    scenes: tuple[str, ...]
-    report: Path
+    It writes a page to look at, takes less than three minutes and needs no data.
 
-    def words(self) -> list[str]:
-        return [*self.findings.words(), *self.scenes]
+    Example:
+
+        semisight demo
+    """
+    prepare_process()
+    say("Learning from handwritten digits, of which two of each kind have a label, and then captions of scenes;")
+    say("all in all less than three minutes.")
+    with stopping("Run semisight demo again to start anew."), reading() as progress:
+        words, report = run_demo(out, minutes, seed, progress)
+    say("\nWhat it learned:")
+    for line in words:
+        say(f"  - {line}")
+    say(f"\nReport: {report}")
+    say("Open it in a browser: labels, confusion, images with their captions, reconstructions, dictionaries and more.")
+    say("The same with photos of your own: semisight train photos/ --labels labels.csv --size 64 --out runs/photos")
 
 
-def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = False) -> Settings:
+def run_demo(path: Path | None, minutes: float | None, seed: int, progress: "Progress") -> tuple[list[str], Path]:
+    """Trains in `path`, replacing an earlier demo there but nothing else, and writes the report: what was learned, in
+    lines for people, and the page."""
+    from semisight.report.build import write_report
+    from semisight.runs.run import REPORT, Comparison, load_run
+    from semisight.runs.train import train_run
+    from semisight.training.folder import RunFolder
+
+    folder = path if path is not None else free_folder(Path(DEFAULT_FOLDER))
+    scenes = folder / SCENES_FOLDER
+    if scenes.exists() and not is_demo(scenes) and (not scenes.is_dir() or any(scenes.iterdir())):
+        raise UserError(f"{scenes} is there and not of a demo: give another folder with --out.")
+    settings, of_scenes = demo_settings(minutes, seed), scene_settings(minutes, seed)
+    trained = train_run(settings, folder, resume=False, overwrite=is_demo(folder), say=say, progress=progress)
+    say("Now the same labels once more, without the unlabelled images, to see what these were worth.")
+    Comparison(error_alone(minutes, seed)).write(RunFolder(folder))
+    say("\nNow captions: scenes of coloured shapes, of which most have none.")
+    captioned = train_run(of_scenes, scenes, resume=False, overwrite=is_demo(scenes), say=say, progress=progress)
+    sections, lines = _about_scenes(scenes, captioned)
+    found = write_report(load_run(folder), trained.sets, folder / REPORT, shows=sections)
+    if captioned.fitted.step < _STEPS:  # the machine was busy
+        lines.append(f"The time was over after {captioned.fitted.step:,} of {_STEPS:,} steps: on an idle machine the "
+                     "captions come out better.")  # fmt: skip
+    return [*found.words(), *(f"Scenes: {line}" for line in lines)], folder / REPORT
+
+
+def _about_scenes(scenes: Path, captioned: "Trained") -> tuple[tuple[Any, ...], list[str]]:
+    """What the page says of the other run, before its own sections; and the same in lines."""
+    from dataclasses import replace
+
+    from semisight.report import captions
+    from semisight.report.build import SECTIONS, look
+    from semisight.runs.run import load_run
+
+    seen = look(load_run(scenes), captioned.sets)
+    found = seen.found["captions"]
+    titled = [replace(one, title=f"{one.title} (of scenes, a second run)") for one in captions.sections(seen, found)]
+    return (*((lambda material, one=one: one) for one in titled), *SECTIONS), captions.words(found)
+
+
+def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = False) -> "Settings":
     """Of the digits: all images, or the labelled ones `alone`."""
+    from semisight.runs.settings import resolve
+
     settings: dict[str, Any] = {
         "source": _SOURCE,
         "limit": _LIMIT,
@@ -71,9 +124,11 @@ def demo_settings(minutes: float | None = None, seed: int = 0, *, alone: bool = 
     return resolve(settings)
 
 
-def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
+def scene_settings(minutes: float | None = None, seed: int = 0) -> "Settings":
     """Small pictures and a small network. It has to be quick: number, relation and colours of the objects are learned
     in this time, and most shapes."""
+    from semisight.runs.settings import resolve
+
     settings: dict[str, Any] = {
         "source": _SCENES,
         "captions": "builtin",
@@ -85,10 +140,10 @@ def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
         "hidden_size": 256,
         "embedding_size": 256,
         "batch_size": 40,
-        "captioned_per_batch": 32,
+        "labelled_per_batch": 32,
         "learning_rate": 3e-3,
-        "caption_confident": 0.0,  # pays only later
-        "caption_bound_images": 4,
+        "pseudo_labels": 0.0,  # pays only later
+        "bound_images": 4,
         "schedule": "cosine",
         "max_steps": _STEPS,
         "max_epochs": None,
@@ -101,49 +156,21 @@ def scene_settings(minutes: float | None = None, seed: int = 0) -> Settings:
     return resolve(settings)
 
 
-def run_demo(
-    path: Path | None, *, minutes: float | None, seed: int, say: Say, progress: Progress | None = None
-) -> Shown:
-    """Trains in `path`, replacing an earlier demo there but nothing else, and writes the report."""
-    folder = RunFolder(path if path is not None else free_folder(Path(DEFAULT_FOLDER)))
-    scenes = RunFolder(folder.path / SCENES_FOLDER)
-    _refuse_others(scenes)
-    settings = demo_settings(minutes, seed)
-    trained = train_run(settings, folder.path, resume=False, overwrite=is_demo(folder), say=say, progress=progress)
-    say("Now the same labels once more, without the unlabelled images, to see what these were worth.")
-    Comparison(error_alone(minutes, seed)).write(folder)
-    say("\nNow captions: scenes of coloured shapes, of which most have none.")
-    wanted = scene_settings(minutes, seed)
-    captioned = train_run(wanted, scenes.path, resume=False, overwrite=is_demo(scenes), say=say, progress=progress)
-    seen = look(load_run(scenes.path), captioned.sets)
-    assert seen.captions is not None
-    report = report_file(folder)
-    found = write_report(load_run(folder.path), trained.sets, report, shows=(*_about_scenes(seen), *SECTIONS))
-    lines = caption_words(seen.captions)
-    if captioned.fitted.step < _STEPS:  # the machine was busy
-        lines.append(f"The time was over after {captioned.fitted.step:,} of {_STEPS:,} steps: on an idle machine the "
-                     "captions come out better.")  # fmt: skip
-    return Shown(found, tuple(f"Scenes: {line}" for line in lines), report)
-
-
-def _about_scenes(seen: Material) -> tuple[Any, ...]:
-    """What the page says of the other run, as sections of this one."""
-
-    def show(section: Section) -> Any:
-        return lambda material: replace(section, title=f"{section.title} (of scenes, a second run)")
-
-    return tuple(show(section) for section in captions.sections(seen))
-
-
 def error_alone(minutes: float | None, seed: int) -> float:
     """The error, on the same images, of the same training with the labelled images alone."""
+    import tempfile
+
+    from semisight.runs.evaluate import evaluate_labels
+    from semisight.runs.run import load_run
+    from semisight.runs.train import train_run
+
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "alone"
         settings = demo_settings(minutes, seed, alone=True)
         trained = train_run(settings, path, resume=False, overwrite=False, say=lambda line: None)
         measured = trained.sets.measured("labels")
         assert measured is not None
-        return evaluate(load_run(path).labels(), measured).error
+        return evaluate_labels(load_run(path), measured).error
 
 
 def free_folder(wanted: Path) -> Path:
@@ -151,20 +178,19 @@ def free_folder(wanted: Path) -> Path:
     for number in range(1, 1000):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-        if empty or is_demo(RunFolder(path)):
+        if empty or is_demo(path):
             return path
     raise UserError(f"there are too many folders named {wanted}-...: give one with --out.")
 
 
-def _refuse_others(scenes: RunFolder) -> None:
-    if scenes.path.exists() and not is_demo(scenes) and (not scenes.path.is_dir() or any(scenes.path.iterdir())):
-        raise UserError(f"{scenes.path} is there and not of a demo: give another folder with --out.")
-
-
-def is_demo(folder: RunFolder) -> bool:
+def is_demo(path: Path) -> bool:
     """Whether the folder holds an earlier demo, or its scenes, which a new one may replace."""
-    known: tuple[DataSettings, ...] = (demo_settings().data, scene_settings().data)
+    from semisight.runs.run import DataRecord
+    from semisight.training.folder import RunFolder
+
+    folder = RunFolder(path)
     try:
-        return folder.holds_a_run and DataRecord.read(data_file(folder)).settings in known
+        known = (demo_settings().data, scene_settings().data)
+        return folder.holds_a_run and DataRecord.read(folder).settings in known
     except UserError:
         return False

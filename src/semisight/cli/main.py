@@ -6,16 +6,31 @@ from typing import Annotated
 import typer
 
 from semisight import __version__
-from semisight.cli.commands_captions import caption
-from semisight.cli.commands_experiments import reproduce
-from semisight.cli.commands_labels import evaluate, predict
-from semisight.cli.commands_product import inspect, suggest
-from semisight.cli.commands_product_out import embed, export
-from semisight.cli.commands_serve import serve
-from semisight.cli.commands_start import demo, train
-from semisight.cli.commands_use import generate, reconstruct, report
+from semisight.cli.backbones import backbones
+from semisight.cli.cache import cache
+from semisight.cli.caption import caption
 from semisight.cli.console import complain
+from semisight.cli.demo import demo
+from semisight.cli.embed import embed
+from semisight.cli.evaluate import evaluate
+from semisight.cli.export import export
+from semisight.cli.inspect import inspect
+from semisight.cli.options import register
+from semisight.cli.predict import predict
+from semisight.cli.reconstruct import generate, reconstruct
+from semisight.cli.report import report
+from semisight.cli.reproduce import reproduce
+from semisight.cli.serve import serve
+from semisight.cli.suggest import suggest
+from semisight.cli.train import train
 from semisight.errors import UserError
+
+COMMANDS = {
+    "Start here": (demo, inspect, train),
+    "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
+    "Photographs": (backbones, cache),
+    "Science": (reproduce,),
+}
 
 app = typer.Typer(
     name="semisight",
@@ -26,13 +41,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for panel, commands in {
-    "Start here": (demo, inspect, train),
-    "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
-    "Science": (reproduce,),
-}.items():
+for panel, commands in COMMANDS.items():
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        register(app, command, panel)
 
 
 def _print_version(wanted: bool) -> None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from semisight.data.label_table import settle
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import MAX_WORDS
 from semisight.errors import UserError
@@ -127,6 +128,7 @@ class CaptionTable:
 def read_captions(path: str | Path, image_folder: str | Path | None = None) -> CaptionTable:
     """Reads a caption file; with a folder, only the captions of images that are there, named by their path below it."""
     path = Path(path)
+    settle(path)  # what people have said in the browser may not be in it yet
     table = table_of(_rows(path, _read_text(path)), str(path))
     if image_folder is None:
         return table

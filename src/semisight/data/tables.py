@@ -26,6 +26,7 @@ from torch import Tensor
 from semisight.data.arrays import check_tags
 from semisight.data.columns import TagColumn
 from semisight.data.formats.npz import read_npy, read_npz_arrays
+from semisight.data.label_table import settle
 from semisight.errors import UserError
 
 _SHOWN = 5  # examples named in a message
@@ -266,6 +267,7 @@ def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
 def _table(path: Path) -> tuple[dict[str, str], list[_Row], tuple[str, ...]]:
     """A table separated by commas, semicolons or tabs: its columns, in lower case and as written, its rows that name a
     file, stripped, and warnings."""
+    settle(path)  # what people have said in the browser may not be in it yet
     text, warnings = _decode(path)
     if not text.strip():
         raise UserError(

@@ -37,7 +37,7 @@ def look(run: Run, sets: Sets) -> TagsSeen:
     measured, seed = sets.measured(TAGS), run.config.seed
     shown = measured if measured is not None else sets.train if sets.valid is None else sets.valid
     if len(shown) > _MEASURED:
-        shown = shown.subset(random_order(len(shown), seed, Stream.LABELS_SHOWN)[:_MEASURED].sort().values)
+        shown = shown.subset(random_order(len(shown), seed, Stream.TAGS_SHOWN)[:_MEASURED].sort().values)
     answer, column = run.tag(shown), shown.columns.get(TAGS)
     unknown = torch.full(answer.probabilities.shape, -1, dtype=torch.int8)
     truth = column.values if measured is not None and isinstance(column, TagColumn) else unknown

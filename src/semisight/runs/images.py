@@ -204,7 +204,7 @@ def _found(data: DataSettings, seed: int, progress: Progress | None) -> _Found:
         )
         found = _Found(images)
     if table is not None:
-        return dataclasses.replace(found, images=_captioned(found.images, table, data, seed))
+        return dataclasses.replace(found, images=captioned(found.images, table, data, seed))
     if data.captions == BUILTIN:
         if found.images.captions is None:
             raise UserError(
@@ -245,6 +245,14 @@ def _on_disk(data: DataSettings, seed: int, captioned: bool) -> _Found | None:
     if data.class_per_folder:
         images = images.with_labels(*folder_labels(names, folder))
     return _Found(images, form, found.skipped)
+
+
+def shape_on_disk(data: DataSettings, seed: int) -> tuple[tuple[int, int, int], tuple[str, ...]] | None:
+    """How a folder of pictures is read, if not into memory: channels, height and width, and notes on the choice."""
+    found = _on_disk(data, seed, data.captions not in (None, BUILTIN))
+    if found is None or found.form is None:
+        return None
+    return (found.form.channels, found.form.side, found.form.side), found.images.notes
 
 
 def _some_headers(folder: Path, names: Sequence[str], seed: int) -> list[Header]:
@@ -348,7 +356,7 @@ def with_tags(images: ImageSet, data: DataSettings, tag_names: Sequence[str] | N
     return images.with_column(table.column).noted(*table.warnings)
 
 
-def _captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:
+def captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:
     """Images with their captions, without those of other splits; what was odd is in the notes."""
     captions, matched = table.match([printable(name) for name in images.names], f"the images of {data.source}")
     images = images.with_column(CaptionColumn(captions)).noted(*matched.warnings)

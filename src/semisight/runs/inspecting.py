@@ -1,9 +1,13 @@
-"""`semisight inspect` without its command line: what is there, what may be wrong with it, and what train would do."""
+"""`semisight inspect` without its command line: what is there, what may be wrong with it, and what train would do.
+
+What train would do is not worked out again: the images, without their pixels, go the way that training goes
+(runs/images.py, runs/recipe.py).
+"""
 
 import dataclasses
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +15,16 @@ import torch
 
 from semisight.data import load
 from semisight.data.caption_files import read_captions
-from semisight.data.columns import LABELS
+from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
 from semisight.data.formats.folders import choose_size, folder_labels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.runs.expected_time import Expected, expected_time
-from semisight.runs.images import Progress, with_labels
-from semisight.runs.settings import DataSettings, Settings, resolve
+from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
+from semisight.runs.images import BUILTIN, Progress, captioned, shape_on_disk, with_labels, with_tags
+from semisight.runs.settings import DataSettings, Settings
 
 CONSTANT = 2.0  # standard deviation of grey values, of 255, below which an image shows next to nothing
 LONG = 3.0  # width over height (or the reverse) from which cropping to a square loses most of an image
@@ -46,6 +50,15 @@ class Captions:
 
 
 @dataclass(frozen=True)
+class Tag:
+    """Images that are known to have a tag, and to have it not."""
+
+    name: str
+    has: int
+    has_not: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     """What was found. Sizes are width x height; `classes` are names with the number of labels, None without labels."""
 
@@ -56,6 +69,8 @@ class Inspection:
     modes: tuple[tuple[str, int], ...]
     formats: tuple[tuple[str, int], ...]
     classes: tuple[tuple[str, int], ...] | None
+    tags: tuple[Tag, ...] | None
+    n_tagged: int
     captions: Captions | None
     skipped: tuple[Skipped, ...]
     duplicates: tuple[tuple[str, ...], ...]
@@ -85,25 +100,22 @@ class _Look:
     long: tuple[str, ...]
 
 
-def inspect(data: DataSettings, captions: str | None = None, progress: Progress | None = None) -> Inspection:
+def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
     """Looks at a source as train would take it. Mistakes in tables are found and told, not raised."""
+    data, seed = settings.data, settings.train.seed
+    look = _look(data, seed, progress)
     mistakes: list[Mistake] = []
-    look = _look(data, progress)
-    images = look.images
+    images = dataclasses.replace(look.images, notes=())
     if not data.class_per_folder:  # these labels are there already
-        try:
-            images = with_labels(dataclasses.replace(images, notes=()), data)
-            mistakes += [Mistake("labels", note) for note in images.notes]
-        except UserError as error:
-            mistakes.append(Mistake("labels", str(error)))
-            images = images.without_column(LABELS)
-    captioned = _captions(images, captions, mistakes)
+        images = _tried(LABELS, images, lambda: with_labels(images, data), mistakes)
+    images = _tried(TAGS, images, lambda: with_tags(images, data), mistakes) if data.tags is not None else images
+    images = _with_captions(images, data, mistakes)
     duplicates = _same(images.names, look.digests)
     mistakes += _pictures(look) + _labels(images, duplicates)
     if images.labels is None and data.use_labels and data.labels is None:
-        mistakes += _folders_as_classes(images, data.source)
-    settings = resolve({"source": data.source, "size": data.size, "channels": data.channels})
+        mistakes += _folders_as_classes(images)
     architecture, expected = _plan(settings, images, look.shape, mistakes)
+    per_image = images.captions
     return Inspection(
         source=images.source or data.source,
         n_images=len(images),
@@ -112,7 +124,9 @@ def inspect(data: DataSettings, captions: str | None = None, progress: Progress 
         modes=tuple(look.modes.most_common()),
         formats=tuple(look.formats.most_common()),
         classes=_classes(images),
-        captions=captioned,
+        tags=_tags(images),
+        n_tagged=0 if images.tags is None else int(images.tags.present.sum()),
+        captions=None if per_image is None else Captions(sum(map(bool, per_image)), sum(map(len, per_image))),
         skipped=images.skipped,
         duplicates=duplicates,
         mistakes=tuple(mistakes),
@@ -123,13 +137,38 @@ def inspect(data: DataSettings, captions: str | None = None, progress: Progress 
     )
 
 
+def _tried(name: str, images: ImageSet, given: Callable[[], ImageSet], mistakes: list[Mistake]) -> ImageSet:
+    """The images with what they were given, or without: what is wrong with it is a finding."""
+    try:
+        found = given()
+        mistakes += [Mistake(name, note) for note in found.notes]
+        return dataclasses.replace(found, notes=())
+    except UserError as error:
+        mistakes.append(Mistake(name, str(error)))
+        return images.without_column(name)
+
+
+def _with_captions(images: ImageSet, data: DataSettings, mistakes: list[Mistake]) -> ImageSet:
+    """With the captions of all splits of a file, to count them; those that the set carries stay as they are."""
+    if data.captions in (None, BUILTIN):
+        if data.captions == BUILTIN and images.captions is None:
+            mistakes.append(Mistake(CAPTIONS, f"{images.source or data.source} carries no captions"))
+        return images
+
+    def read() -> ImageSet:
+        found, table = read_captions(Path(str(data.captions)).expanduser()).match(images.names)
+        return images.with_column(CaptionColumn(found)).noted(*table.warnings)
+
+    return _tried(CAPTIONS, images, read, mistakes)
+
+
 # ---- the images ----
 
 
-def _look(data: DataSettings, progress: Progress | None) -> _Look:
-    path = Path(data.source).expanduser()
+def _look(data: DataSettings, seed: int, progress: Progress | None) -> _Look:
     if data.limit is None and kind_of(data.source) is Kind.PICTURES:
-        return _folder(survey_folder(path, progress=progress), data)
+        survey = survey_folder(Path(data.source).expanduser(), progress=progress)
+        return _folder(survey, data, shape_on_disk(data, seed))
     return _loaded(
         load(
             data.source,
@@ -137,17 +176,22 @@ def _look(data: DataSettings, progress: Progress | None) -> _Look:
             channels=data.channels,
             class_per_folder=data.class_per_folder,
             limit=data.limit,
+            seed=seed,
             progress=progress,
         )
     )
 
 
-def _folder(survey: Survey, data: DataSettings) -> _Look:
+def _folder(survey: Survey, data: DataSettings, decided: tuple[tuple[int, int, int], tuple[str, ...]] | None) -> _Look:
+    """`decided` is how a folder that is too large for memory will be read."""
     seen = survey.seen
     if not seen:
         raise UserError(f"no image in {survey.folder} can be read. {skipped_summary(survey.skipped)}")
-    height, width, notes = choose_size([one.header for one in seen], data.size)
-    channels = data.channels or (1 if all(one.header.grey for one in seen) else 3)
+    if decided is not None:
+        shape, notes = decided
+    else:
+        height, width, notes = choose_size([one.header for one in seen], data.size)
+        shape = (data.channels or (1 if all(one.header.grey for one in seen) else 3), height, width)
     names = tuple(one.name for one in seen)
     labels, class_names = folder_labels(names, survey.folder) if data.class_per_folder else (None, ())
     images = ImageSet.of(
@@ -162,7 +206,7 @@ def _folder(survey: Survey, data: DataSettings) -> _Look:
     sides = [(one.name, one.header.height, one.header.width) for one in seen]
     return _Look(
         images=images,
-        shape=(channels, height, width),
+        shape=shape,
         n_decoded=survey.n_decoded,
         sizes=Counter(f"{w} x {h}" for _, h, w in sides),
         modes=Counter(one.mode for one in seen),
@@ -238,7 +282,7 @@ def _labels(images: ImageSet, duplicates: Sequence[Sequence[str]]) -> list[Mista
     return found
 
 
-def _folders_as_classes(images: ImageSet, source: str) -> list[Mistake]:
+def _folders_as_classes(images: ImageSet) -> list[Mistake]:
     """Images that all lie in folders, and no labels: perhaps the folders are the classes."""
     folders = Counter(name.split("/")[0] for name in images.names if "/" in name)
     least, greatest = _FOLDERS_AS_CLASSES
@@ -249,36 +293,33 @@ def _folders_as_classes(images: ImageSet, source: str) -> list[Mistake]:
     return []
 
 
-def _captions(images: ImageSet, path: str | None, mistakes: list[Mistake]) -> Captions | None:
-    per_image = images.captions
-    if path is not None:
-        try:
-            per_image, table = read_captions(Path(path).expanduser()).match(images.names)
-            mistakes += [Mistake("captions", warning) for warning in table.warnings]
-        except UserError as error:
-            mistakes.append(Mistake("captions", str(error)))
-            return None
-    if per_image is None:
-        return None
-    return Captions(sum(bool(captions) for captions in per_image), sum(map(len, per_image)))
-
-
 # ---- what train would do ----
 
 
 def _plan(
     settings: Settings, images: ImageSet, shape: tuple[int, int, int], mistakes: list[Mistake]
 ) -> tuple[Architecture | None, Expected | None]:
-    n_labelled = 0 if images.labels is None else int((images.labels >= 0).sum())
-    if n_labelled:
-        settings = settings.for_labels(n_labelled, len(images) - n_labelled)
+    """The layers and the time of a training with these settings; why there would be none is a finding."""
+    data = settings.data
     try:
-        architecture = settings.model.architecture(shape)
+        if data.captions is None:
+            images = images.without_column(CAPTIONS)  # nobody asked for them
+        elif data.captions != BUILTIN and CAPTIONS in images.columns:
+            images = captioned(images, read_captions(Path(data.captions).expanduser()), data, settings.train.seed)
+        images = images if data.tags is not None else images.without_column(TAGS)
+        recipe = recipe_without_pixels(settings, images, shape)
     except UserError as error:
-        mistakes.append(Mistake("size", str(error)))
+        if str(error) not in (mistake.message for mistake in mistakes):
+            mistakes.append(Mistake("training", str(error)))
         return None, None
-    labels = torch.full((len(images),), -1) if images.labels is None else images.labels
-    return architecture, expected_time(settings, architecture, labels, len(images.class_names))
+    return recipe.objective.model.architecture, expected_time(recipe)
+
+
+def _tags(images: ImageSet) -> tuple[Tag, ...] | None:
+    if images.tags is None:
+        return None
+    has, has_not = ((images.tags.values == value).sum(0).tolist() for value in (1, 0))
+    return tuple(Tag(*one) for one in zip(images.tags.names, has, has_not, strict=True))
 
 
 def _classes(images: ImageSet) -> tuple[tuple[str, int], ...] | None:

@@ -1,16 +1,14 @@
 """`semisight reconstruct` and `semisight generate` without their command lines: a run in, pictures out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
-from semisight.data import load
 from semisight.data.image_set import ImageSet
-from semisight.errors import UserError
 from semisight.runs.pictures import (
     grid,
     is_picture_name,
@@ -34,34 +32,6 @@ class Reconstructed:
     n: int
     explained: float | None
     rmse: float
-
-
-def load_for(
-    run: Run,
-    source: str,
-    limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    class_per_folder: bool = False,
-    part: str | None = None,
-) -> ImageSet:
-    """Images as the run's model takes them: its size, its channels."""
-    channels, height, width = run.architecture.image_shape
-    images = load(
-        source,
-        size=height if height == width else None,
-        channels=channels,
-        limit=limit,
-        progress=progress,
-        class_per_folder=class_per_folder,
-        part=part,
-    )
-    if images.shape != (channels, height, width):
-        raise UserError(
-            f"the model takes images of {width} x {height}, but those of {source} are {images.shape[2]} x "
-            f"{images.shape[1]}: scale them first."
-        )
-    return images
 
 
 @torch.no_grad()

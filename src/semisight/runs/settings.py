@@ -224,7 +224,12 @@ class TagSettings:
     """How tags are learned."""
 
     tag_head: Literal["logistic", "svm"] = setting(default="logistic", help="What decides each tag.", panel=_TAGS)
-    tag_xi: float | str = setting(default="paper", help="Weight of the tags beside the images, as xi.", panel=_TAGS)
+    tag_xi: float | str = setting(
+        default="paper",
+        help="Weight of the tags beside the images, as xi.",
+        panel=_TAGS,
+        shown="10 C times the paper's",
+    )
     tag_threshold: float = setting(default=0.95, help="Probability above which a pseudo-tag is learned.", ge=0)
 
 

@@ -1,37 +1,29 @@
 """`semisight suggest` without its command line: which images to label next, and which given labels to look at again.
 
-Written as a table, CSV, JSON, or tasks for Label Studio, which shows the guess beside the image.
+A run with labels goes by their doubt over codes. One with tags alone by the mean doubt of its tags; one with neither
+chooses images that are unlike each other.
 """
 
-import csv
-import io
-import json
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-from urllib.parse import quote
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from semisight.data.columns import LABELS
+from semisight.data.columns import LABELS, TAGS
 from semisight.data.image_set import ImageSet
-from semisight.inference.acquisition import Seen, choose_next, doubt_in_labels, see
-from semisight.model.image_model import ImageModel
-from semisight.runs.evaluating import renumbered
-from semisight.runs.images import Progress, with_labels
-from semisight.runs.outputs import load_for
-from semisight.runs.predicting import columns
+from semisight.inference.acquisition import choose_next, doubt_in_labels, see
+from semisight.inference.encode import encode_set, mean_codes
+from semisight.inference.tags import TagAnswer
+from semisight.runs.images import BUILTIN, Progress, with_labels, with_tags
 from semisight.runs.run import Run
+from semisight.runs.run_images import load_for, reload_sets, renumbered
 from semisight.runs.settings import DataSettings
-from semisight.runs.train import reload_sets
 
-Format = Literal["table", "csv", "json", "label-studio"]
 What = Literal["label", "check"]
 
-LOCAL_FILES = "/data/local-files/?d="  # how Label Studio names files that lie on its own disk
 CHECK_FROM = 0.5  # more than half of what neighbours and model say is against a label
-_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -39,164 +31,101 @@ class Suggestion:
     """An image to label, or a label to check.
 
     score  label: doubt of the model, 0 to 1; check: how much speaks against the label, 0 to 1
-    guess  the label that the model would give (check: rather give), and its probability; None without labels
+    guess  the labels that the model would give (check: rather give); none without labels and tags
+    probability  of the guess; of several tags none
     """
 
     what: What
     file: str
     score: float
     label: str | None
-    guess: str | None
+    guess: tuple[str, ...]
     probability: float | None
 
 
 def images_to_choose_from(
-    run: Run, source: str | None = None, labels: str | None = None, progress: Progress | None = None
+    run: Run,
+    source: str | None = None,
+    labels: str | None = None,
+    tags: str | None = None,
+    progress: Progress | None = None,
 ) -> ImageSet:
-    """Images as the model takes them, with the labels that are known; by default those that the run has."""
+    """Images as the model takes them, with what is known of them; by default those that the run has."""
     if source is None:
-        return _own_images(run, labels, progress)
+        sets = reload_sets(run, labels=labels, tags=tags, progress=progress)
+        parts = [_known(run, images) for images in (sets.train, sets.valid) if images is not None]
+        return _joined(parts) if len(parts) > 1 else parts[0]
     images = load_for(run, source, progress=progress)
-    if run.classifier is None:
-        return images.without_column(LABELS)
-    names = run.classifier.class_names
-    if labels is not None:
-        return with_labels(images, DataSettings(source, labels=labels), names)
-    return images if images.labels is None else renumbered(images, names)
+    if run.has(LABELS) and labels is not None:
+        images = with_labels(images, DataSettings(source=source, labels=labels), run.labels.class_names)
+    if run.has(TAGS) and (tags is not None or images.tags is not None):
+        images = with_tags(images, DataSettings(source=source, tags=tags or BUILTIN), run.tags.names)
+    return _known(run, images)
 
 
-def _own_images(run: Run, labels: str | None, progress: Progress | None) -> ImageSet:
-    """Those that the run learned from and those that were set aside."""
-    sets = reload_sets(run, labels=labels, progress=progress)
-    train, valid = sets.train, sets.valid
-    if run.classifier is not None:  # a table that has grown may number its classes otherwise
-        train = renumbered(train, run.classifier.class_names)
-        valid = None if valid is None else renumbered(valid, run.classifier.class_names)
-    if valid is None:
-        return train
-    both = None if train.labels is None or valid.labels is None else torch.cat([train.labels, valid.labels])
-    images, names = torch.cat([train.images, valid.images]), (*train.names, *valid.names)
-    return ImageSet.of(images, names, both, train.class_names, source=train.source, notes=train.notes)
+def _known(run: Run, images: ImageSet) -> ImageSet:
+    """With labels as the run numbers them: a table that has grown may number its classes otherwise."""
+    return renumbered(images, run.labels.class_names) if run.has(LABELS) else images.without_column(LABELS)
 
 
-def suggest(run: Run, images: ImageSet, n: int) -> list[Suggestion]:
+def _joined(parts: Sequence[ImageSet]) -> ImageSet:
+    first = parts[0]
+    labels = [part.labels for part in parts if part.labels is not None]
+    tags = [part.tags for part in parts if part.tags is not None]
+    return ImageSet.of(
+        torch.cat([part.images for part in parts]),
+        [name for part in parts for name in part.names],
+        torch.cat(labels) if len(labels) == len(parts) else None,
+        first.class_names,
+        tags=dataclasses.replace(tags[0], values=torch.cat([tag.values for tag in tags]))
+        if len(tags) == len(parts)
+        else None,
+        source=first.source,
+        notes=first.notes,
+    )
+
+
+def suggest(run: Run, images: ImageSet, n: int, progress: Progress | None = None) -> list[Suggestion]:
     """At most n images to label, the most useful first, and then at most n labels to check, the worst first."""
-    seen = _see(run, images)
+    if run.has(LABELS):
+        return _by_labels(run, images, n)
+    if run.has(TAGS):
+        return _by_tags(run, images, n, progress)
+    codes = mean_codes(run.model, images)  # nothing is known: everything is in equal doubt
+    chosen = choose_next(codes, torch.ones(len(images)), torch.ones(len(images), dtype=torch.bool), n)
+    return [Suggestion("label", images.names[i], 1.0, None, (), None) for i in chosen]
+
+
+def _by_labels(run: Run, images: ImageSet, n: int) -> list[Suggestion]:
+    reader = run.labels
+    seen, names = see(run.model, reader.head, images, reader.calibration.probabilities), reader.class_names
     labels = torch.full((len(images),), -1) if images.labels is None else images.labels
-    names = () if run.classifier is None else run.classifier.class_names
-    chosen = choose_next(seen.codes, seen.doubt, labels < 0, n)
-    found = [
-        Suggestion("label", images.names[i], float(seen.doubt[i]), None, *_guess(seen.probabilities[i], names))
-        for i in chosen
-    ]
-    if images.labels is None or not names:
-        return found
+    found = []
+    for i in choose_next(seen.codes, seen.doubt, labels < 0, n):
+        best = int(seen.probabilities[i].argmax())
+        guess, probability = (names[best],), float(seen.probabilities[i, best])
+        found.append(Suggestion("label", images.names[i], float(seen.doubt[i]), None, guess, probability))
     against, instead = doubt_in_labels(seen, labels)
     worst = [i for i in against.argsort(descending=True).tolist() if float(against[i]) > CHECK_FROM][:n]
     for i in worst:
         given, other = names[int(labels[i])], names[int(instead[i])]
         probability = float(seen.probabilities[i, instead[i]])
-        found.append(Suggestion("check", images.names[i], float(against[i]), given, other, probability))
+        found.append(Suggestion("check", images.names[i], float(against[i]), given, (other,), probability))
     return found
 
 
-def _see(run: Run, images: ImageSet) -> Seen:
-    if run.classifier is not None:
-        calibration = run.classifier.calibration
-        return see(run.model, run.classifier.head, images, calibration.probabilities)
-    codes = mean_codes(run.model, images)
-    return Seen(codes, torch.full((len(images), 2), 0.5))  # nothing is known: everything is in equal doubt
-
-
-@torch.no_grad()
-def mean_codes(model: ImageModel, images: ImageSet, batch_size: int = 500, seed: int = 0) -> Tensor:
-    """The means of q(s | X), [N, J]."""
-    device = model.decoder.log_alpha0.device
-    parts = []
-    for number, index in enumerate(torch.arange(len(images)).split(batch_size)):
-        generator = torch.Generator().manual_seed(seed + number)
-        parts.append(model.mean_code(images.batch(index).to(device), generator).cpu())
-    return torch.cat(parts)
-
-
-def _guess(probabilities: Tensor, names: Sequence[str]) -> tuple[str | None, float | None]:
-    if not names:
-        return None, None
-    best = int(probabilities.argmax())
-    return names[best], float(probabilities[best])
-
-
-def written(found: Sequence[Suggestion], kind: Format, images_at: str = LOCAL_FILES) -> str:
-    """Text that ends in a line break."""
-    if kind == "csv":
-        return _as_csv(found)
-    if kind == "json":
-        parts = {what: [_fields(one) for one in found if one.what == what] for what in ("label", "check")}
-        return json.dumps(parts, indent=1, ensure_ascii=False) + "\n"
-    if kind == "label-studio":
-        return json.dumps([_task(one, images_at) for one in found], indent=1, ensure_ascii=False) + "\n"
-    return _as_table(found)
-
-
-def labelling_config(names: Sequence[str]) -> str:
-    """What to paste into Label Studio's labelling setup for these tasks."""
-    choices = "".join(f'<Choice value="{_escaped(name)}"/>' for name in names)
-    return f'<View><Image name="image" value="$image"/><Choices name="label" toName="image">{choices}</Choices></View>'
-
-
-def _fields(one: Suggestion) -> dict[str, Any]:
-    return {
-        "file": one.file,
-        "score": round(one.score, _DIGITS),
-        "label": one.label,
-        "guess": one.guess,
-        "probability": None if one.probability is None else round(one.probability, _DIGITS),
-    }
-
-
-def _as_csv(found: Sequence[Suggestion]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["what", "file", "score", "label", "guess", "probability"], lineterminator="\n")
-    writer.writeheader()
-    for one in found:
-        writer.writerow({"what": one.what, **_fields(one)})
-    return text.getvalue()
-
-
-def _task(one: Suggestion, images_at: str) -> dict[str, Any]:
-    """One task as Label Studio imports it; the guess comes as a prediction, which people confirm or change."""
-    meta = {"file": one.file, "what": one.what, "score": round(one.score, _DIGITS)}
-    task: dict[str, Any] = {
-        "data": {"image": f"{images_at}{quote(one.file)}", "file": one.file},
-        "meta": meta if one.label is None else {**meta, "label": one.label},
-    }
-    if one.guess is not None:
-        choice = {"from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [one.guess]}}
-        score = None if one.probability is None else round(one.probability, _DIGITS)
-        task["predictions"] = [{"model_version": "semisight", "score": score, "result": [choice]}]
-    return task
-
-
-def _as_table(found: Sequence[Suggestion]) -> str:
-    next_, check = ([one for one in found if one.what == what] for what in ("label", "check"))
-    lines = ["label these next"] if next_ else ["there is no image without a label"]
-    if next_:
-        rows = [("file", "doubt", "guess", "probability")]
-        rows += [(one.file, f"{one.score:.2f}", one.guess or "", _percent(one.probability)) for one in next_]
-        lines += columns(rows, right=(1, 3))
-    if check:
-        lines += ["", "look at these labels again"]
-        marked = [("file", "against", "label", "rather", "probability")]
-        marked += [
-            (one.file, f"{one.score:.2f}", one.label or "", one.guess or "", _percent(one.probability)) for one in check
-        ]
-        lines += columns(marked, right=(1, 4))
-    return "\n".join(lines) + "\n"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+def _by_tags(run: Run, images: ImageSet, n: int, progress: Progress | None) -> list[Suggestion]:
+    """The doubt of a tag is 1 at a probability of one half, 0 where it is certain."""
+    means, parts = [], []
+    for _, codes, generator in encode_set(run.model, images, progress=progress):
+        means.append(codes.mean.cpu())
+        parts.append(run.tags(codes, generator))
+    answer: TagAnswer = run.tags.joined(parts)
+    open_ = torch.ones(answer.probabilities.shape, dtype=torch.bool)
+    if images.tags is not None:
+        open_ = images.tags.values < 0
+    each = (1 - (2 * answer.probabilities - 1).abs()) * open_  # what is known is in no doubt
+    doubt = each.sum(1) / open_.sum(1).clamp_min(1)
+    chosen = choose_next(torch.cat(means), doubt, open_.any(1), n)
+    names = ((i, tuple(name for name, _ in answer.tags(i))) for i in chosen)
+    return [Suggestion("label", images.names[i], float(doubt[i]), None, guess, None) for i, guess in names]

@@ -64,7 +64,7 @@ class Answerer:
         self.run, self.describer = run, describer_of(run)
         self.neighbours: Neighbours | None = None
         generator = torch.Generator().manual_seed(seed)
-        self._draws = N_CODES if run.model.pooling == "sampled" else 1
+        self._draws = 1 if run.model.encoder.mean_is_exact else N_CODES
         self._noises = [run.model.noise(1, generator) for _ in range(self._draws)]
         self._eps = torch.randn(N_CODES, 1, run.architecture.code_size, generator=generator).to(run.device)
 
@@ -97,10 +97,10 @@ class Answerer:
     def _labels(
         self, posteriors: Sequence[Posterior], codes: Tensor, questions: Sequence[Question]
     ) -> list[tuple[LabelGuess, ...]]:
-        classifier = self.run.classifier
-        if classifier is None:
+        if not self.run.has("labels"):
             return [()] * len(questions)
-        head, calibration, names = classifier.head, classifier.calibration, classifier.class_names
+        reader = self.run.labels
+        head, calibration, names = reader.head, reader.calibration, reader.class_names
         each = torch.stack([head.decision(posterior.mean) for posterior in posteriors])
         within = torch.stack([head.spread(p.mean, p.log_spread).square() for p in posteriors]).mean(0)
         spread = (within + each.var(0, correction=0)).sqrt().cpu()

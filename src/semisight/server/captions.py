@@ -56,4 +56,4 @@ class Describer:
 
 def describer_of(run: Run) -> Describer | None:
     """For a run that learned captions."""
-    return None if run.captioner is None else Describer(run.captioner.head, run.captioner.vocabulary)
+    return Describer(run.captions.head, run.captions.vocabulary) if run.has("captions") else None

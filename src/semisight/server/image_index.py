@@ -8,7 +8,7 @@ import dataclasses
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from PIL import Image
@@ -16,15 +16,15 @@ from torch import Tensor
 
 from semisight.data.formats.pictures import Unreadable, read_header, read_pixels
 from semisight.data.image_set import ImageSet
+from semisight.data.label_table import Entry, name_key
 from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order
 from semisight.runs.images import sets_of
-from semisight.runs.outputs import load_for
+from semisight.runs.run_images import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run
 from semisight.runs.settings import DataSettings
-from semisight.server.table import Entry, name_key
 
 MOST_ENCODED = 20_000  # images whose codes are kept; of more, so many drawn at random
 _BATCH = 200
@@ -76,8 +76,11 @@ class Library:
         return encoded(pixels, "JPEG")
 
     def _original(self, name: str) -> Image.Image | None:
+        inside = PurePosixPath(name)
+        if self.source.startswith("builtin:") or inside.is_absolute() or ".." in inside.parts:
+            return None  # an archive may call its images anything: no name leads out of the source
         file = Path(self.source) / name
-        if self.source.startswith("builtin:") or not file.is_file():
+        if not file.is_file():
             return None
         try:
             header = read_header(file)
@@ -139,7 +142,7 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
 
 @torch.no_grad()
 def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
-    generator, classifier = torch.Generator().manual_seed(0), run.classifier
+    generator = torch.Generator().manual_seed(0)
     names: list[str] = []
     codes, probabilities, learned = [], [], []
     total = min(len(library), MOST_ENCODED)
@@ -147,10 +150,10 @@ def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
         part = library.parts[number]
         named = torch.tensor([part.names[i] in library for i in positions.tolist()], dtype=torch.bool)
         for index in positions[named].split(_BATCH):
-            if classifier is None:
+            if not run.has("labels"):
                 codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
             else:
-                seen = see(run.model, classifier.head, part.subset(index), classifier.calibration.probabilities)
+                seen = see(run.model, run.labels.head, part.subset(index), run.labels.calibration.probabilities)
                 codes.append(seen.codes)
                 probabilities.append(seen.probabilities)
             names += [part.names[i] for i in index.tolist()]

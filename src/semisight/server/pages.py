@@ -26,7 +26,7 @@ def _add(app: FastAPI, path: str, name: str, content: bytes) -> None:
     kind = _KINDS[name[name.rindex(".") :]]
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
-    def page(request: Request) -> Response:
+    async def page(request: Request) -> Response:  # from memory: no thread is needed, so none is waited for
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"ETag": tag})
         return Response(content, media_type=kind, headers={"ETag": tag})

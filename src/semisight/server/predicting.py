@@ -6,7 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ from semisight.server.answering import Answer, Question
 from semisight.server.batching import Full
 from semisight.server.limits import Limits
 from semisight.server.service import Service
-from semisight.server.table import Entry
 from semisight.server.uploads import Decoder, Refused
 
 _RAW = ("application/octet-stream", "image/")
 _FORM = "multipart/form-data"
 _LITTLE = 2000  # bytes
+_DECODERS = 2  # threads
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # json.dumps would make one for each answer
 _NAME = 200  # letters of a file's name that are repeated in an answer
 
@@ -49,9 +49,19 @@ def upload_schema(limits: Limits) -> dict[str, Any]:
 
 
 class Predicting:
-    def __init__(self, service: Service, decoders: Executor) -> None:
-        self._service, self._decoders = service, decoders
+    """Images are unpacked by a few threads, so that the memory it takes is bounded; those that take long by one of
+    their own, where they wait for each other and nobody else for them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._quick = ThreadPoolExecutor(_DECODERS, thread_name_prefix="semisight-decode")
+        self._slow = ThreadPoolExecutor(1, thread_name_prefix="semisight-slow")
         self._requests = 0  # being read or answered
+        self._slow_waiting = 0
+
+    def close(self) -> None:
+        for pool in (self._quick, self._slow):
+            pool.shutdown(cancel_futures=True)
 
     async def __call__(self, request: Request, top: int, captions: int, draw: bool, nearest: int) -> Response:
         limits = self._service.limits
@@ -82,10 +92,18 @@ class Predicting:
 
     async def _decoded(self, decode: Decoder, named: Sequence[tuple[str, bytes]]) -> list[npt.NDArray[np.uint8]]:
         loop = asyncio.get_running_loop()
-        waiting = [loop.run_in_executor(self._decoders, decode, content, name) for name, content in named]
+        slow = [decode.is_slow(content) for _, content in named]
+        if sum(slow) + self._slow_waiting > self._service.limits.slow_waiting:
+            raise Full
+        self._slow_waiting += sum(slow)
+        waiting = [
+            loop.run_in_executor(self._slow if is_slow else self._quick, decode, content, name)
+            for is_slow, (name, content) in zip(slow, named, strict=True)
+        ]
         try:
             return [await future for future in waiting]
         finally:
+            self._slow_waiting -= sum(slow)
             for future in waiting:  # the first that cannot be read answers for all
                 future.cancel()
 
@@ -98,13 +116,10 @@ class Predicting:
     ) -> bytes:
         """schemas.PredictOut as JSON, without checking what we made ourselves."""
         service = self._service
-        known: dict[str, Entry] = {}
-        if any(answer.nearest for answer in answers):
-            known = service.known_labels()
-        classifier = service.run.classifier
+        run = service.run
         body = {
-            "run": str(service.run.folder.path),
-            "calibrated": classifier is not None and classifier.calibrated,
+            "run": str(run.folder.path),
+            "calibrated": run.has("labels") and run.labels.calibrated,
             "images": [
                 {
                     "name": name,
@@ -112,9 +127,7 @@ class Predicting:
                     "captions": [vars(sentence) for sentence in answer.captions],
                     "seen": _address(seen.transpose(1, 2, 0)) if draw else None,
                     "reconstruction": None if answer.drawing is None else _address(answer.drawing),
-                    "nearest": [
-                        {**vars(near), "label": known.get(near.file, Entry()).label} for near in answer.nearest
-                    ],
+                    "nearest": [{**vars(near), "label": service.label_of(near.file)} for near in answer.nearest],
                 }
                 for name, seen, answer in zip(names, pixels, answers, strict=True)
             ],

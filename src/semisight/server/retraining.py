@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from semisight.data.label_table import Entry
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.runs.run import Run
-from semisight.server.table import Entry
 from semisight.training.config import read_settings
 from semisight.training.logs import read_log
 
@@ -168,7 +168,7 @@ def train_command(
         words += ["--size", str(height)]
     if data.limit is not None:
         words += ["--limit", str(data.limit)]
-    if (labels is None) == (run.classifier is None):  # with labels other settings are right than without
+    if (labels is None) != run.has("labels"):  # with labels other settings are right than without
         words += ["--config", str(run.folder.config)]
     if data.only_labelled and labels is not None:
         words += ["--only-labelled"]

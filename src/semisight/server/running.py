@@ -1,45 +1,64 @@
 """`semisight serve` without its command line: checks who may reach it, opens the socket, and serves until stopped."""
 
+import contextlib
 import ipaddress
 import secrets
 import socket
+import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from semisight.errors import UserError
 from semisight.runs.run import load_run
-from semisight.server.guard import Access
+from semisight.server.access import Access, read_people
+from semisight.server.limits import Limits
 from semisight.server.service import Options, Service
 
 _SHORTEST_TOKEN = 16
-_CONNECTIONS = 1000
+_OWN_FILES = 200  # open files besides connections
+_SWITCH = 0.001  # seconds that one thread may keep the others waiting
 
 
-def serve(path: Path, options: Options, *, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
+def serve(
+    path: Path,
+    options: Options,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    say: Callable[[str], None],
+    tokens: Path | None = None,
+) -> None:
     """Serves a run until Ctrl-C or SIGTERM."""
     _check_installed()
     import uvicorn
 
+    from semisight.server.connections import Crowd, protocol_for
     from semisight.server.web import create_app
 
-    access = access_for(host, token)
+    access = access_for(host, token, tokens)
     listening = open_socket(host, port)
     warnings.filterwarnings("ignore", module="PIL")  # what it thinks of a file is for whoever sent it
     run = load_run(path, options.checkpoint, options.device)
     if run.unfinished:
         say(run.unfinished)
     service = Service(run, options)
+    app, crowd = create_app(service, access), Crowd(_with_files(options.limits))
+    app.state.metrics.follow("connections", "Open connections.", lambda: len(crowd.open))
+    app.state.metrics.follow("connections_given_up", "Half-open ones that made room.", lambda: crowd.evicted)
+    sys.setswitchinterval(_SWITCH)  # reading a large table must not hold up answers
     config = uvicorn.Config(
-        create_app(service, access),
+        app,
+        http=protocol_for(crowd),
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        limit_concurrency=_CONNECTIONS,
-        backlog=512,
+        backlog=2048,
         timeout_keep_alive=20,
         timeout_graceful_shutdown=5,
     )
@@ -48,8 +67,22 @@ def serve(path: Path, options: Options, *, host: str, port: int, token: str | No
     uvicorn.Server(config).run(sockets=[listening])
 
 
+def _with_files(limits: Limits) -> Limits:
+    """As many connections as this process may have open files for."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.connections + _OWN_FILES
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = max(50, min(limits.connections, soft - _OWN_FILES))
+    return replace(limits, connections=most, waiting_per_address=min(limits.waiting_per_address, most))
+
+
 def _check_installed() -> None:
-    for module in ("fastapi", "uvicorn", "python_multipart"):
+    for module in ("fastapi", "uvicorn", "httptools", "python_multipart", "prometheus_client"):
         if find_spec(module) is None:
             raise UserError(f"serving needs {module.replace('_', '-')}: pip install 'semisight[serve]'.")
 
@@ -61,14 +94,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def access_for(host: str, token: str | None) -> Access:
+def access_for(host: str, token: str | None, tokens: Path | None = None) -> Access:
     """Whoever can reach the port may ask for everything: beyond this machine only with a token."""
     if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
         raise UserError(
             f"--token must have at least {_SHORTEST_TOKEN} letters or digits: it is all that keeps others out. Leave "
             "it away and one is made up."
         )
-    return Access(secrets.token_urlsafe(24) if token is None and not is_loopback(host) else token)
+    if tokens is not None:
+        try:
+            read_people(tokens)
+        except OSError as error:
+            raise UserError(
+                f"could not read {tokens}: {error.strerror or error}. Make it with: "
+                f"python -m semisight.server.access {tokens} add NAME"
+            ) from error
+    needs_one = token is None and tokens is None and not is_loopback(host)
+    return Access(secrets.token_urlsafe(24) if needs_one else token, tokens)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -89,8 +131,9 @@ def open_socket(host: str, port: int) -> socket.socket:
 def greeting(host: str, port: int, access: Access, made_up: bool) -> list[str]:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
-    if access.token is None:
+    if access.is_open:
         return [f"Serving at {address} (Ctrl-C stops). Only this machine can reach it."]
     # After # the token is not sent with the request, so no log keeps it; the page takes it from there.
-    lines = [f"Serving at {address}#token={access.token}" if made_up else f"Serving at {address}"]
-    return [*lines, "Everybody with the token can use it. Without TLS others on the network can read along."]
+    shows = made_up and access.token is not None
+    lines = [f"Serving at {address}#token={access.token}" if shows else f"Serving at {address}"]
+    return [*lines, "Everybody with a token can use it. Without TLS others on the network can read along."]

@@ -89,6 +89,7 @@ class TableOut(BaseModel):
     labelled: int
     captioned: int
     counts: dict[str, int] = Field(description="labelled images of each class")
+    problem: str = Field(description="why nothing can be written to it, or what is wrong with it at the moment")
 
 
 class LimitsOut(BaseModel):
@@ -169,6 +170,13 @@ class TrainingIn(Strict):
 
 class SessionIn(Strict):
     token: Annotated[str, Field(max_length=1000)]
+
+
+class Health(BaseModel):
+    """alive: the process answers. ready: it can be sent work; `images` says how far those of the run are read."""
+
+    ready: bool
+    images: Literal["reading", "encoding", "ready", "failed"]
 
 
 class Done(BaseModel):

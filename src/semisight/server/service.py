@@ -4,8 +4,11 @@ The model answers from the first moment. Its images are read and encoded in the 
 and suggestions are missing, and `Reading` says how far it is. After a training the new run takes over in the same way.
 """
 
+import contextlib
+import ctypes
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from semisight.data.label_table import QUIET, Entry, Table
 from semisight.errors import UserError
 from semisight.inference.acquisition import choose_next
 from semisight.runs.run import Run, Which, load_run
@@ -22,10 +26,11 @@ from semisight.server.image_index import Encoded, Library, encode_library, read_
 from semisight.server.limits import Limits
 from semisight.server.neighbours import Neighbours
 from semisight.server.retraining import Retraining, train_command, write_captions
-from semisight.server.table import Entry, Table
+from semisight.untrusted import recorded_file
 
 _AHEAD = 50  # suggestions worked out at a time
-_FRESH = 2.0  # seconds
+_TENDED = 0.5  # seconds between looks at the table
+_TRIMMED = 10.0  # seconds between giving memory back
 
 
 class NotReady(Exception):
@@ -44,6 +49,28 @@ class Reading:
     done: int = 0
     total: int = 0
     message: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the table says, by the names of the images; made anew when the table has changed under us."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # as the table calls the image
+    labels: Counter[str] = field(default_factory=Counter)
+    captions: Counter[bool] = field(default_factory=Counter)
+    generation: int = -1
+
+    def set(self, name: str, entry: Entry) -> None:
+        old = self.entries.get(name, Entry())
+        self.labels.subtract([old.label])
+        self.labels.update([entry.label])
+        self.captions.subtract([bool(old.caption)])
+        self.captions.update([bool(entry.caption)])
+        self.entries[name] = entry
+
+    def counts(self) -> dict[str, int]:
+        return {label: n for label, n in list(self.labels.items()) if label and n > 0}
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ class Service:
         )
         self.training = Retraining(self._take_over)
         self.reading = Reading()
-        self._table_path = options.labels or table_of(run)
+        self._table_path = table_of(run) if options.labels is None else options.labels.expanduser()
         self._library: Library | None = None
         self._table: Table | None = None
         self._encoded: Encoded | None = None
@@ -85,10 +112,11 @@ class Service:
         self._queue: list[str] = []
         self._seen: set[str] = set()  # skipped in this session
         self._history: list[tuple[str, Entry]] = []
-        self._known: dict[str, Entry] = {}
-        self._known_until = 0.0
-        self._closed = False
+        self.known = Known()
+        self._recent: list[tuple[str, Entry]] = []  # changes while `known` is made anew
+        self._closing = threading.Event()
         self._reader = threading.Thread(target=self._read, name="semisight-images", daemon=True)
+        self._keeper = threading.Thread(target=self._tend, name="semisight-table", daemon=True)
 
     @property
     def run(self) -> Run:
@@ -96,14 +124,31 @@ class Service:
 
     def start(self) -> None:
         self._reader.start()
+        self._keeper.start()
 
     def close(self) -> None:
-        self._closed = True
+        self._closing.set()
         self.training.close()
         self.batcher.close()
+        if self._keeper.is_alive():
+            self._keeper.join(5.0)
+        if self._table is not None:
+            with contextlib.suppress(UserError):  # what cannot be merged now is merged at the next start
+                if not self._table.merge(wait=1.0) and not self._table.read_only:
+                    time.sleep(QUIET)  # another program has just saved it
+                    self._table.merge(wait=1.0)
+            self._table.close()
 
     def _answer(self, questions: Sequence[Question]) -> list[Answer]:
         return self.answerer(questions)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._closing.is_set() and self.batcher.waiting < self.limits.waiting
+
+    @property
+    def is_behind(self) -> bool:
+        return self._table is not None and not self._table.is_merged
 
     # --- images of the run
 
@@ -124,15 +169,16 @@ class Service:
             library = read_library(self.run, self.options.images, self._progress)
             # A new table begins with what the run knows, so that the next training knows it too.
             table = Table(self._table_path, library.known)
+            self.known = _known(library, table)
             self._library, self._table = library, table
             self._encode(self.answerer)
         except Exception as error:  # the model answers all the same; the pages say what is missing
-            if not self._closed:
+            if not self._closing.is_set():
                 hint = "" if self.options.images else " Give --images if they have moved."
                 self.reading = Reading("failed", message=f"the images cannot be shown: {error}{hint}")
 
     def _progress(self, done: int, total: int) -> None:
-        if self._closed:
+        if self._closing.is_set():
             raise NotReady  # ends the thread
         self.reading = replace(self.reading, done=done, total=total)
 
@@ -148,24 +194,47 @@ class Service:
 
     # --- labels
 
+    def _tend(self) -> None:
+        """Looks after the table beside all requests: others' changes come in, ours go out. Nobody waits for it."""
+        trimmed = time.monotonic()
+        while not self._closing.wait(_TENDED):
+            table, library = self._table, self._library
+            if table is not None and library is not None:
+                with contextlib.suppress(UserError):  # tried again; `table.problem` says it on the page
+                    table.tend()
+                if table.generation != self.known.generation:
+                    self._look_up(library, table)
+            if time.monotonic() - trimmed > _TRIMMED:
+                _trim()
+                trimmed = time.monotonic()
+
+    def _look_up(self, library: Library, table: Table) -> None:
+        with self._lock:
+            self._recent = []
+        known = _known(library, table)  # seconds, for a million rows: nobody waits meanwhile
+        with self._lock:
+            for name, entry in self._recent:
+                known.set(name, entry)
+            self.known = known
+
+    def _note(self, name: str, entry: Entry) -> None:
+        self.known.set(name, entry)
+        self._recent = [*self._recent[-10_000:], (name, entry)]
+
     def entries(self) -> dict[str, Entry]:
         """What the table says, by the names of the images."""
-        found = ((self.library.named(file), entry) for file, entry in self.table.entries().items())
-        return {name: entry for name, entry in found if name is not None}
+        with self._lock:
+            return dict(self.known.entries)
 
-    def known_labels(self) -> dict[str, Entry]:
-        """As `entries`, looked up again at most every few seconds: for many quick answers."""
-        now = time.monotonic()
-        if now > self._known_until:
-            self._known, self._known_until = (self.entries() if self._table else {}), now + _FRESH
-        return self._known
+    def label_of(self, name: str) -> str:
+        """From memory, for quick answers."""
+        return self.known.entries.get(name, Entry()).label
 
     def classes(self) -> list[str]:
         """Those of the run, then those that only the table knows."""
-        classifier = self.run.classifier
-        known = dict.fromkeys(() if classifier is None else classifier.class_names)
+        known = dict.fromkeys(self.run.labels.class_names if self.run.has("labels") else ())
         if self._table is not None:
-            known |= dict.fromkeys(sorted({e.label for e in self._table.entries().values() if e.label} - known.keys()))
+            known |= dict.fromkeys(sorted(self._table.counts().keys() - known.keys()))
         return list(known)
 
     def suggestions(self, n: int) -> list[Suggestion]:
@@ -174,8 +243,8 @@ class Service:
             encoded = self._encoded
             if encoded is None:
                 raise NotReady
-            entries = self.entries()
-            done = self._seen | {name for name, entry in entries.items() if entry.label}
+            entries = self.known.entries
+            done = self._seen | {name for name in encoded.names if name in entries and entries[name].label}
             self._queue = [name for name in self._queue if name not in done]
             if len(self._queue) < n:
                 open_ = torch.tensor([name not in done for name in encoded.names])
@@ -187,58 +256,69 @@ class Service:
         return [Suggestion(name, entries.get(name, Entry()), self._guesses(encoded, place[name])) for name in wanted]
 
     def _guesses(self, encoded: Encoded, place: int) -> tuple[tuple[str, float], ...]:
-        classifier = self.run.classifier
-        if classifier is None:
+        if not self.run.has("labels"):
             return ()
         row = encoded.seen.probabilities[place]
         best = row.topk(min(3, len(row)))
-        names = classifier.class_names
+        names = self.run.labels.class_names
         return tuple((names[c], round(p, 4)) for p, c in zip(best.values.tolist(), best.indices.tolist(), strict=True))
 
-    def put(self, name: str, label: str | None, caption: str | None) -> Entry:
-        """Returns once the table is on disk."""
+    def put(self, name: str, label: str | None, caption: str | None, who: str = "") -> Entry:
+        """Returns once the change is on disk."""
         file = self._file_in_table(name)
-        before = self.table.put(file, label, caption)
+        before = self.table.put(file, label, caption, who)
+        after = Entry(before.label if label is None else label, before.caption if caption is None else caption)
         with self._lock:
             self._history.append((file, before))
             self._seen.add(name)
-        return Entry(before.label if label is None else label, before.caption if caption is None else caption)
+            self._note(name, after)
+        return after
 
     def skip(self, name: str) -> None:
         self._file_in_table(name)
         with self._lock:
             self._seen.add(name)
 
-    def undo(self, name: str) -> Entry:
+    def undo(self, name: str, who: str = "") -> Entry:
         """Takes back the last change of an image in this session; it comes next again."""
         file = self._file_in_table(name)
         with self._lock:
             places = [i for i, (changed, _) in enumerate(self._history) if changed == file]
             if not places and name not in self._seen:
                 raise Unknown
-            before = self._history.pop(places[-1])[1] if places else None
+            former = self._history.pop(places[-1]) if places else None
+        if former is not None:
+            try:
+                self.table.restore(file, former[1], who)
+            except UserError:
+                with self._lock:
+                    self._history.append(former)
+                raise
+        with self._lock:
+            if former is not None:
+                self._note(name, former[1])
             self._seen.discard(name)
             self._queue.insert(0, name)
-        if before is not None:
-            self.table.restore(file, before)
-        return self.entries().get(name, Entry())
+            return self.known.entries.get(name, Entry())
 
     def _file_in_table(self, name: str) -> str:
         """As the table calls the image already, if it does."""
         if name not in self.library:
             raise Unknown
-        return next((file for file in self.table.entries() if self.library.named(file) == name), name)
+        return self.known.files.get(name, name)
 
     # --- training
 
     def retrain(self, minutes: float | None) -> None:
         run, library, table = self.run, self.library, self.table
+        if not table.read_only and not table.merge(quiet=0.0):
+            raise UserError(f"the labels cannot be brought into {table.path}: {table.problem or 'try again'}")
         entries = self.entries()
         classes = {entry.label for entry in entries.values() if entry.label}
         said = bool(library.captions) or any(entry.caption for entry in entries.values())
-        has_captions = run.captioner is not None and said  # images of another folder may have none
+        has_captions = run.has("captions") and said  # images of another folder may have none
         if len(classes) < 2 and not has_captions:
-            or_captions = "" if run.captioner is None else ", or write captions"
+            or_captions = ", or write captions" if run.has("captions") else ""
             raise UserError(f"there is nothing to learn yet: label images of at least two classes{or_captions}.")
         labels = table.path if len(classes) > 1 else None
 
@@ -259,8 +339,35 @@ class Service:
 
 
 def table_of(run: Run) -> Path:
-    """The table that the run learned from, or one in its folder."""
-    labels = run.data().settings.labels
+    """The table that the run learned from, or one in its folder.
+
+    A run may come from a stranger: it never decides that a file is made outside its folder. A table elsewhere counts
+    only if it is there, and is one (`Table` reads it before anything is written); else --labels is asked for.
+    """
+    labels, folder = run.data().settings.labels, run.folder.path
     if labels is not None and Path(labels).suffix.lower() != ".npy":
-        return Path(labels)
-    return run.folder.path / "labels.csv"
+        return recorded_file(labels, folder, what="its table of labels", option="--labels TABLE.csv")
+    own = folder / "labels.csv"
+    if not own.exists() and not own.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{own} is a link to a place where nothing is: give --labels TABLE.csv.")
+    return own
+
+
+def _known(library: Library, table: Table) -> Known:
+    generation = table.generation
+    named = ((library.named(file), file, entry) for file, entry in table.snapshot().items())
+    found = [(name, file, entry) for name, file, entry in named if name is not None]
+    entries = {name: entry for name, _, entry in found}
+    return Known(
+        entries,
+        {name: file for name, file, _ in found},
+        Counter(entry.label for entry in entries.values()),
+        Counter(bool(entry.caption) for entry in entries.values()),
+        generation,
+    )
+
+
+def _trim() -> None:
+    """Gives memory that nobody uses back to the system, which glibc alone does only for large pieces."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

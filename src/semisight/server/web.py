@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -16,18 +16,21 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from semisight import __version__
+from semisight.data.label_table import Entry, ReadOnly
 from semisight.errors import UserError
 from semisight.runs.run import Run
 from semisight.server import schemas
+from semisight.server.access import COOKIE, Access
 from semisight.server.batching import Full
-from semisight.server.guard import COOKIE, Access, Guard
+from semisight.server.guard import Guard
+from semisight.server.metrics import CONTENT_TYPE, Metrics
 from semisight.server.pages import add_pages
 from semisight.server.predicting import Predicting, upload_schema
 from semisight.server.retraining import Busy
 from semisight.server.service import NotReady, Service, Unknown
 from semisight.server.uploads import Refused
 
-_DECODERS = 2  # threads that unpack images; what they unpack is bounded, so is the memory it takes
+_TENDED = 1.0  # seconds between looks at the file of tokens
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -45,15 +48,24 @@ _WRITE = _problems(400, 401, 403, 408, 413, 421, 422, 503)
 
 def create_app(service: Service, access: Access) -> FastAPI:
     """The application for one service; its end is that of the service."""
-    decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="semisight-decode")
-    predicting = Predicting(service, decoders)
+    predicting, metrics = Predicting(service), Metrics()
+    writing = _Writing(service.limits.writes)
+
+    async def tend_tokens() -> None:
+        while True:
+            await asyncio.sleep(_TENDED)
+            await asyncio.to_thread(access.refresh)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
+        tending = asyncio.create_task(tend_tokens()) if access.file is not None else None
         yield
+        if tending is not None:
+            tending.cancel()
+        writing.close()
         await asyncio.to_thread(service.close)
-        decoders.shutdown(cancel_futures=True)
+        predicting.close()
 
     app = FastAPI(
         title="semisight",
@@ -63,13 +75,15 @@ def create_app(service: Service, access: Access) -> FastAPI:
         docs_url=None,  # its page would load from another host
         redoc_url=None,
         openapi_url="/api/openapi.json",
-        dependencies=[] if access.token is None else [Depends(HTTPBearer(auto_error=False))],
+        dependencies=[] if access.is_open else [Depends(HTTPBearer(auto_error=False))],
         redirect_slashes=False,
     )
-    app.state.limits, app.state.service = service.limits, service
-    app.add_middleware(Guard, access=access, limits=service.limits)
+    app.state.limits, app.state.service, app.state.metrics = service.limits, service, metrics
+    known = functools.cache(lambda: frozenset(route.path for route in app.routes if isinstance(route, Route)))
+    app.add_middleware(Guard, access=access, limits=service.limits, metrics=metrics, known=lambda path: path in known())
     _add_problems(app)
     add_pages(app)
+    _add_health(app, service, metrics)
 
     @app.get("/api/status", responses=_READ, tags=["run"])
     def status() -> schemas.StatusOut:
@@ -144,11 +158,12 @@ def create_app(service: Service, access: Access) -> FastAPI:
         ]
         return schemas.SuggestionsOut(images=images, classes=service.classes())
 
-    @app.post("/api/labels", responses=_WRITE | _problems(404), tags=["labels"])
-    def put_label(given: schemas.LabelIn) -> schemas.EntryOut:
-        """Writes a label or a caption of an image, or both, to the table. Answered once it is on disk."""
-        service.put(given.file, given.label, given.caption)
-        return _entry(service, given.file)
+    @app.post("/api/labels", responses=_WRITE | _problems(404, 409), tags=["labels"])
+    async def put_label(request: Request, given: schemas.LabelIn) -> schemas.EntryOut:
+        """Writes a label or a caption of an image, or both, for the table. Answered once it is on disk."""
+        entry = await writing(service.put, given.file, given.label, given.caption, request.state.who)
+        metrics.labels.inc()
+        return _entry(service, given.file, entry)
 
     @app.post("/api/labels/skip", responses=_WRITE | _problems(404), tags=["labels"])
     def skip(given: schemas.FileIn) -> schemas.Done:
@@ -156,11 +171,12 @@ def create_app(service: Service, access: Access) -> FastAPI:
         service.skip(given.file)
         return schemas.Done()
 
-    @app.post("/api/labels/undo", responses=_WRITE | _problems(404), tags=["labels"])
-    def undo(given: schemas.FileIn) -> schemas.EntryOut:
+    @app.post("/api/labels/undo", responses=_WRITE | _problems(404, 409), tags=["labels"])
+    async def undo(request: Request, given: schemas.FileIn) -> schemas.EntryOut:
         """Takes back the last change of this image since the server was started; it is suggested next."""
-        service.undo(given.file)
-        return _entry(service, given.file)
+        entry = await writing(service.undo, given.file, request.state.who)
+        metrics.labels.inc()
+        return _entry(service, given.file, entry)
 
     @app.get("/api/training", responses=_READ, tags=["training"])
     def training() -> schemas.TrainingOut:
@@ -180,13 +196,16 @@ def create_app(service: Service, access: Access) -> FastAPI:
         return _training(service)
 
     @app.post("/api/session", responses=_WRITE, tags=["run"])
-    def session(given: schemas.SessionIn) -> JSONResponse:
-        """Exchanges the token for a cookie, for pages."""
-        if not access.right_token(given.token):
-            raise HTTPException(401, "this is not the token that the server was started with")
+    async def session(given: schemas.SessionIn) -> JSONResponse:
+        """Exchanges a token for a cookie that holds for some hours, for pages."""
+        who = None if access.is_open else access.person_with(given.token)
+        if who is None and not access.is_open:
+            raise HTTPException(401, "this is not a token that is known here")
         answer = JSONResponse(schemas.Done().model_dump())
-        if access.token is not None:
-            answer.set_cookie(COOKIE, access.cookie, max_age=30 * 86400, httponly=True, samesite="strict")
+        if who is not None:
+            answer.set_cookie(
+                COOKIE, access.cookie_of(who), max_age=int(access.seconds), httponly=True, samesite="strict"
+            )
         return answer
 
     return app
@@ -236,6 +255,10 @@ def _add_problems(app: FastAPI) -> None:
     def _(_: Request, __: Busy) -> JSONResponse:
         return problem(409, "a training is under way: wait for it, or stop it")
 
+    @app.exception_handler(ReadOnly)
+    def _(_: Request, error: ReadOnly) -> JSONResponse:
+        return problem(409, str(error))  # it will not help to try again
+
     @app.exception_handler(UserError)
     def _(request: Request, error: UserError) -> JSONResponse:
         if request.url.path == "/api/training":
@@ -244,34 +267,76 @@ def _add_problems(app: FastAPI) -> None:
 
 
 def _advice(run: Run) -> str:
-    believable = "" if run.classifier is None else run.classifier.believable()
+    believable = run.labels.believable() if run.has("labels") else ""
     return " ".join(part for part in (run.unfinished, believable) if part)
 
 
 def _table(service: Service) -> schemas.TableOut | None:
     try:
-        entries = service.entries()
+        table, counts = service.table, service.known.counts()
         return schemas.TableOut(
-            path=str(service.table.path),
+            path=str(table.path),
             images=len(service.library),
-            labelled=sum(bool(entry.label) for entry in entries.values()),
-            captioned=sum(bool(entry.caption) for entry in entries.values()),
-            counts=dict(Counter(entry.label for entry in entries.values() if entry.label)),
+            labelled=sum(counts.values()),
+            captioned=service.known.captions[True],
+            counts=counts,
+            problem=table.read_only or table.problem,
         )
     except NotReady:
         return None
 
 
-def _entry(service: Service, file: str) -> schemas.EntryOut:
-    entries = service.entries()
-    labelled = sum(bool(entry.label) for entry in entries.values())
-    found = entries.get(file)
-    return schemas.EntryOut(
-        file=file,
-        label="" if found is None else found.label,
-        caption="" if found is None else found.caption,
-        labelled=labelled,
-    )
+def _entry(service: Service, file: str, entry: Entry) -> schemas.EntryOut:
+    labelled = sum(service.known.counts().values())
+    return schemas.EntryOut(file=file, label=entry.label, caption=entry.caption, labelled=labelled)
+
+
+def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    """For whoever looks after the machine; the first two without a token, for they tell nothing else."""
+
+    @app.get("/healthz", tags=["health"], responses=_problems(400, 421))
+    async def alive() -> schemas.Health:
+        """Answered as long as the process is alive."""
+        return schemas.Health(ready=service.is_ready, images=service.reading.state)
+
+    @app.get("/readyz", tags=["health"], responses={**_problems(400, 421), 503: {"model": schemas.Health}})
+    async def ready() -> JSONResponse:
+        """200 once the model answers and there is room in its queue, 503 before that."""
+        found = schemas.Health(ready=service.is_ready, images=service.reading.state)
+        return JSONResponse(found.model_dump(), 200 if found.ready else 503)
+
+    @app.get("/metrics", tags=["health"], response_class=Response, responses=_problems(400, 401, 421))
+    async def figures() -> Response:
+        """Prometheus's text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    metrics.follow("images_waiting", "Images that wait for the model.", lambda: service.batcher.waiting)
+    metrics.follow("images", "Images that the model has answered for.", lambda: service.batcher.items)
+    metrics.follow("batches", "Batches that it saw them in.", lambda: service.batcher.batches)
+    metrics.follow("labelled_images", "Images with a label.", lambda: sum(service.known.counts().values()))
+    metrics.follow("table_behind", "1 if labels wait to be merged into the table.", lambda: service.is_behind)
+
+
+class _Writing:
+    """Changes of labels, one after the other in a thread of their own: a disk or a lock that hangs holds up no page."""
+
+    def __init__(self, most: int) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semisight-labels")
+        self._waiting, self._most = 0, most
+
+    async def __call__(self, change: Callable[..., Entry], *arguments: object) -> Entry:
+        if self._waiting >= self._most:
+            raise Full
+        self._waiting += 1
+        try:
+            # shielded: whoever goes away has asked all the same, and is not to be half answered
+            work = asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(change, *arguments))
+            return await asyncio.shield(work)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _training(service: Service) -> schemas.TrainingOut:

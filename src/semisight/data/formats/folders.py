@@ -20,6 +20,7 @@ from semisight.data.arrays import memory_limit, refuse_beyond
 from semisight.data.formats.pictures import MAX_PIXELS, Header, Unreadable, read_header, read_pixels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.errors import UserError
+from semisight.untrusted import printable
 
 Progress = Callable[[int, int], None]  # images done, images in all
 Result = TypeVar("Result")
@@ -249,8 +250,3 @@ def _nothing_left(folder: Path, skipped: Sequence[Skipped]) -> UserError:
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped[:5])
     more = "; ..." if len(skipped) > 5 else ""
     return UserError(f"no image in {folder} could be read. {skipped_summary(skipped)}. In detail: {reasons}{more}")
-
-
-def printable(name: str) -> str:
-    """A name as text that can be printed and saved, also where the disk holds bytes that are no UTF-8."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")

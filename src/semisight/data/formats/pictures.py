@@ -8,13 +8,16 @@ import functools
 import io
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 Source = str | os.PathLike[str] | io.BytesIO  # a file, or the bytes of one
+Decoded = TypeVar("Decoded")
 
 # Below Pillow's own limit, so that ours speaks first. A camera's 60 million pixels pass.
 MAX_PIXELS = 80_000_000
@@ -94,22 +97,40 @@ def read_pixels(
         return _decoded(image, height, width, channels)
 
 
+def read_upright(path: Source, least_side: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The image upright, in red, green and blue, with neither side made smaller than `least_side` to decode it faster.
+
+    What is transparent shows white.
+    """
+    with _opened(path, max_pixels) as image:
+        return _unreadable_if_garbled(lambda: _upright(image, least_side, "RGB"))
+
+
 def _decoded(image: Image.Image, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
-    try:
-        turn = _orientation(image)
-        # A JPEG can be decoded at a half, a quarter or an eighth of its size at a fraction of the time; twice the
-        # wanted size is kept so that the scaling below still has the detail it averages.
-        if image.format in ("JPEG", "MPO"):
-            side = 2 * max(height, width)
-            image.draft(None, (side, side))
-        image.load()
-        plain = _to_mode(image, "L" if channels == 1 else "RGB")
-        if turn in _TURNS:
-            plain = plain.transpose(_TURNS[turn])
+    def pixels() -> npt.NDArray[np.uint8]:
+        # Twice the wanted size is kept so that the scaling still has the detail it averages.
+        plain = _upright(image, 2 * max(height, width), "L" if channels == 1 else "RGB")
         if plain.size != (width, height):
             plain = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(plain)
-        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+        values = np.asarray(plain)
+        return values[None] if channels == 1 else values.transpose(2, 0, 1)
+
+    return _unreadable_if_garbled(pixels)
+
+
+def _upright(image: Image.Image, least_side: int, mode: str) -> Image.Image:
+    turn = _orientation(image)
+    # A JPEG can be decoded at a half, a quarter or an eighth of its size at a fraction of the time.
+    if image.format in ("JPEG", "MPO"):
+        image.draft(None, (least_side, least_side))
+    image.load()
+    plain = _to_mode(image, mode)
+    return plain.transpose(_TURNS[turn]) if turn in _TURNS else plain
+
+
+def _unreadable_if_garbled(decode: Callable[[], Decoded]) -> Decoded:
+    try:
+        return decode()
     except Unreadable:
         raise
     # Pillow's decoders raise nearly anything on garbled bytes: OSError, SyntaxError, ValueError, struct.error, ...

@@ -2,7 +2,10 @@
 
 Where there is no compiler, or SEMISIGHT_KERNELS=off, `usable` says no and torch does the same in more passes. The
 compiled file lies in $XDG_CACHE_HOME/semisight (~/.cache/semisight), under a name made of the source, the compiler and
-the processor, so that none of them is ever mixed with another's.
+the processor, so that none of them is ever mixed with another's, and of its own checksum.
+
+It is code, so it is loaded only if nobody else can have put it there (owner and mode of the file, its folder and those
+above), and if it is whole: a damaged one would end the process without a word. One that is not is compiled again.
 """
 
 import ctypes
@@ -11,7 +14,9 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +31,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-tr
 _NATIVE = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
 _MOST_PLACES = 25
 _SMALLEST_PART = 20_000  # blocks for which a thread of its own pays
+_FUNCTIONS = ("choose", "choose_back", "pool", "finish", "place")
 SWITCH = "SEMISIGHT_KERNELS"
 
 
@@ -44,29 +50,76 @@ def library() -> ctypes.CDLL | None:
     if compiler is None:
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home folder
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semisight"
+        _make_private(folder)
+        stem = f"kernels-{_known_by(compiler)}"
+        for attempt in range(2):
+            for found in sorted(folder.glob(f"{stem}-*.so")):
+                loaded = _loaded(found)
+                if loaded is not None:
+                    return loaded
+                found.unlink()  # damaged: truncated, empty, a flipped bit
+            if attempt == 0:
+                _compile(compiler, folder, stem)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
+        if isinstance(error, PermissionError):
+            _say(f"{error}: its compiled kernels are not used, which makes it slower")
+    return None
+
+
+def _known_by(compiler: str) -> str:
+    parts = (_SOURCE.read_text(encoding="utf-8"), compiler, *_FLAGS, _processor(), str(os.path.getmtime(compiler)))
+    return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]
+
+
+def _make_private(folder: Path) -> None:
+    """The folder, in which nobody but us (and root) can put a file or swap one, nor in any folder above it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.name != "posix":
+        return
+    owner = os.getuid()
+    for each in (folder.resolve(), *folder.resolve().parents):
+        found = each.stat()
+        if found.st_uid not in ((owner,) if each == folder.resolve() else (owner, 0)):
+            raise PermissionError(f"{each} belongs to someone else")
+        shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if shared and not (found.st_mode & stat.S_ISVTX and each != folder.resolve()):
+            raise PermissionError(f"others can write to {each}")
+
+
+def _loaded(file: Path) -> ctypes.CDLL | None:
+    """The library in a file, if that is ours and as it was written."""
+    found = file.lstat()
+    ours = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if not stat.S_ISREG(found.st_mode) or not ours:
+        return None
+    if file.stem.rpartition("-")[2] != hashlib.sha256(file.read_bytes()).hexdigest()[:32]:
+        return None
+    try:
+        loaded = ctypes.CDLL(str(file))
+        return loaded if all(hasattr(loaded, name) for name in _FUNCTIONS) else None
+    except OSError:
         return None
 
 
-def _compiled(compiler: str) -> Path:
-    known_by = (_SOURCE.read_text(encoding="utf-8"), compiler, *_FLAGS, _processor(), str(os.path.getmtime(compiler)))
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "semisight"
-    target = folder / f"kernels-{hashlib.sha256(chr(0).join(known_by).encode()).hexdigest()[:16]}.so"
-    folder.mkdir(parents=True, exist_ok=True)
-    if os.name == "posix" and folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to someone else: code from there is not run")
-    if target.exists():
-        return target
+def _compile(compiler: str, folder: Path, stem: str) -> None:
+    _say(f"compiling its kernels with {compiler}, once on this machine ({SWITCH}=off prevents it)")
     with tempfile.TemporaryDirectory(dir=folder) as beside:  # other processes see the whole file or none
-        part = Path(beside) / target.name
+        part = Path(beside) / "kernels.so"
         for native in _NATIVE:
             command = [compiler, *_FLAGS, *native, "-o", str(part), str(_SOURCE)]
             done = subprocess.run(command, capture_output=True, timeout=120, check=native == _NATIVE[-1])
             if done.returncode == 0:
                 break
-        os.replace(part, target)
-    return target
+        part.chmod(0o700)
+        with part.open("rb") as file:  # on disk before it has its name, so that a power cut leaves no half of it
+            content = file.read()
+            os.fsync(file.fileno())
+        os.replace(part, folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:32]}.so")
+
+
+def _say(message: str) -> None:
+    print(f"semisight: {message}", file=sys.stderr)
 
 
 def _processor() -> str:

@@ -215,7 +215,8 @@ async function refreshStatus() {
   showTraining(found.training);
   const { reading } = found;
   const words = { reading: "The images are being read.", encoding: `The images are being compared: ${reading.done.toLocaleString("en")} of ${reading.total.toLocaleString("en")}.`, ready: "", failed: reading.message };
-  advise(words[reading.state], reading.state === "failed");
+  const problem = found.table ? found.table.problem : "";
+  advise(words[reading.state] || problem, reading.state === "failed" || Boolean(problem));
   return found;
 }
 

@@ -37,8 +37,15 @@ def serve(
             show_default="none on this machine; made up and printed for any other --host",
         ),
     ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="People who are let in, each with a token of their own; python -m semisight.server.access adds one.",
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Processor threads of the model.")] = 1,
-    device: options.FixedDevice = "auto",
+    device: str = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
 ) -> None:
     """Serve a run: a page to try it on images, a page to label more of them, and a JSON API.
@@ -57,4 +64,4 @@ def serve(
     prepare_process()
     torch.set_num_threads(threads)
     chosen = Options(images=images, labels=labels, checkpoint=checkpoint, device=device)
-    run_server(run, chosen, host=host, port=port, token=token, say=say)
+    run_server(run, chosen, host=host, port=port, token=token, say=say, tokens=tokens)
