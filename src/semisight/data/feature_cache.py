@@ -76,7 +76,7 @@ def cached_features(
     Args:
         images: a folder, a list of files, or a set in memory.
         backbone: what `semisight.backbones.resolve` gives; it also says whether features are pooled.
-        views: how many views of each image: plain, mirrored, then random parts with other light and colour.
+        views: how many views of each image: plain, a random part in other light, mirrored, then more random parts.
         names: only these files of the folder, as paths below it, in this order.
         cache: by default semisight's folder in the user's folder for caches.
         workers: processes; by default one per core, at most 8. 0: all in this process.

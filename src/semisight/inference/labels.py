@@ -186,8 +186,8 @@ class LabelReader:
             )
         if self.fitted is not None and self.fitted.by == "cross-validation":
             return (
-                f"Probabilities are calibrated by cross-validation on the {self.fitted.n:,} given labels; there they are "
-                f"off by {self.fitted.error:.1%} on average."
+                f"Probabilities are calibrated by cross-validation on the {self.fitted.n:,} given labels; there they "
+                f"are off by {self.fitted.error:.1%} on average."
             )
         if self.fitted is not None:
             return (
