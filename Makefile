@@ -18,7 +18,7 @@ LOWEST_TESTS := tests/backbones tests/baselines tests/data tests/metrics tests/t
   $(addprefix tests/training/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench pictures clean mutants
+.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench torture mutants pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -53,6 +53,9 @@ mutants: $(VENV)/.installed-dev ## small wrong changes of the mathematics, each 
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks
+
+torture: $(VENV)/.installed-dev ## kills, full disks, mutated files, slow clients: what SECURITY.md promises, a quarter of an hour
+	@$(ONE_THREAD) $(BIN)/python -m benchmarks.torture --out results/torture.csv
 
 pictures: $(VENV)/.installed-dev ## make the README's pictures anew, from the demo
 	@$(BIN)/semisight demo --out semisight-demo

@@ -353,6 +353,12 @@ def test_a_strangers_header_is_refused(tmp_path: Path, content: bytes) -> None:
         check_seal(tmp_path / "file", required=False)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(UserError, match="not a regular file"):
+        check_seal(tmp_path / "file")
+
+
 def test_files_of_older_versions_have_no_checksum(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(save({"a": np.ones(3)}, metadata={"x": "y"}))
     assert check_seal(tmp_path / "file", required=False) == {"x": "y"}

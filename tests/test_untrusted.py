@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +46,18 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "5", '"x"', "{", "[" * 100_000, '{"a": ' * 500 + "1" + "}" * 500, '{"a": NaN}', '{"a": -Infinity}'],
+    [
+        "",
+        "[]",
+        "5",
+        '"x"',
+        "{",
+        "[" * 100_000,
+        '{"a": ' * 500 + "1" + "}" * 500,
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999, "checksum": "x"}',
+    ],
 )
 def test_json_that_cannot_be_used_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
@@ -76,6 +88,14 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 def test_yaml_that_cannot_be_used_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"settings\.yaml"):
         parse_yaml(text, "settings.yaml")
+
+
+def test_deep_yaml_is_refused_at_once() -> None:
+    started = time.process_time()
+    for text in ("[" * 500_000, "{a: " * 100_000, "- " * 400_000):
+        with pytest.raises(UserError, match="nested too deep"):
+            parse_yaml(text, "settings.yaml")
+    assert time.process_time() - started < 5
 
 
 def test_yaml_that_can(tmp_path: Path) -> None:

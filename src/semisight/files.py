@@ -249,7 +249,9 @@ def check_seal(path: str | Path, *, required: bool = True, most: int = 100 << 20
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # reading a pipe would wait for ever
+                raise ValueError("it is not a regular file")
             first = file.read(8)
             size, room = int.from_bytes(first, "little"), os.fstat(file.fileno()).st_size - 8
             if len(first) < 8 or size > min(room, most):

@@ -13,6 +13,7 @@ Nothing here runs code, expands `~` or variables, or makes a file. SECURITY.md s
 
 import functools
 import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -77,7 +78,12 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no number")
 
-    return _mapping(lambda: json.loads(text, parse_constant=refuse), where, "JSON", (ValueError, RecursionError))
+    def finite(word: str) -> Any:  # 1e999 is infinite
+        return value if math.isfinite(value := float(word)) else refuse(word)
+
+    return _mapping(
+        lambda: json.loads(text, parse_constant=refuse, parse_float=finite), where, "JSON", (ValueError, RecursionError)
+    )
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
@@ -86,8 +92,16 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
 
     if len(text) > MOST_SETTINGS:
         raise UserError(f"{where} is too long for settings: {len(text):,} letters.")
-    failures = (yaml.YAMLError, ValueError, RecursionError)
-    return _mapping(lambda: {} if (found := yaml.safe_load(text)) is None else found, where, "YAML", failures)
+
+    def parse() -> Any:
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):  # its time grows with the square of the depth: stopped early
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MOST_DEPTH:
+                raise RecursionError
+        return {} if (found := yaml.safe_load(text)) is None else found
+
+    return _mapping(parse, where, "YAML", (yaml.YAMLError, ValueError, RecursionError))
 
 
 def _mapping(

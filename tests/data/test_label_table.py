@@ -336,6 +336,7 @@ def test_a_lock_of_another_program_is_waited_for_only_so_long(tmp_path: Path, mo
         with pytest.raises(UserError, match="locked by another program"):
             table.put("b.png", label="dog")
         assert table.get("a.png") == Entry("cat"), "reading needs no lock"
+        assert Table(table.path).entries() == {"a.png": Entry("cat")}, "nor does opening"
 
 
 def test_a_million_rows(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from semisight.cli.commands_serve import serve
+from semisight.server.access import SESSION_SECONDS
 from semisight.server.limits import Limits
 from semisight.server.pages import PAGES
 from tests.server.conftest import png
 from tests.server.server import served
 
+SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "serving.md").read_text(encoding="utf-8")
 
 
@@ -40,6 +42,21 @@ def test_numbers_are_those_of_the_server() -> None:
     assert f"up to {limits.batch} images at a time" in GUIDE
     assert f"{limits.upload_bytes // 1_000_000} MB" in GUIDE
     assert f"{limits.pixels // 1_000_000} million pixels" in GUIDE
+    for row in (
+        f"| {limits.upload_bytes // 10**6} MB; {limits.upload_total // 10**6} MB |",
+        f"| {limits.message_bytes // 1000} kB; {limits.session_bytes // 1000} kB |",
+        f"| {limits.head_bytes // 1000} kB, in {limits.head_seconds:.0f} seconds |",
+        f"| {limits.body_seconds:.0f} seconds |",
+        f"| {limits.pixels // 10**6} million pixels; {limits.slow_pixels // 10**6} million in JPEG 2000 or AVIF |",
+        f"takes {limits.batch} at a time | {limits.waiting} |",
+        f"to be unpacked, beside the others | {limits.slow_waiting} |",
+        f"wait for the disk | {limits.writes} |",
+        f"requests at a time | {limits.requests} |",
+        f"| {limits.connections:,}; {limits.waiting_per_address:,} |",
+    ):
+        assert row in GUIDE, row
+    assert f"after {SESSION_SECONDS / 3600:.0f} hours" in GUIDE
+    assert f"after {SESSION_SECONDS / 3600:.0f} hours" in SECURITY
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -56,6 +56,10 @@ class Entry(NamedTuple):
     caption: str = ""
 
 
+class Locked(UserError):
+    """Another program holds the journal's lock: nothing can be written for now."""
+
+
 class ReadOnly(UserError):
     """The table can be read, but nothing can be added."""
 
@@ -164,6 +168,13 @@ class Table:
                     self._apply(line)
             else:
                 self._replace_memory({name_key(file): (file, entry) for file, entry in (entries or {}).items()})
+        except Locked:
+            if not self.path.exists():
+                self.close()
+                raise
+            self._load(self.path)
+            self._offset = _open_lines(self._handle)
+            self._tail()
         except UserError:
             self.close()
             raise
@@ -288,7 +299,7 @@ class Table:
             handle = os.dup(self._handle)  # closing the table meanwhile must not unlock another file
             try:
                 if not acquire(handle, wait):
-                    raise UserError(
+                    raise Locked(
                         f"{self.journal} has been locked by another program for {wait:.0f} seconds: try again."
                     )
                 yield

@@ -18,6 +18,7 @@ from semisight.server.limits import Limits
 from semisight.server.service import Options, Service
 
 _SHORTEST_TOKEN = 16
+_BACKLOG = 2048  # connections that wait to be taken up
 _OWN_FILES = 200  # open files besides connections
 _SWITCH = 0.001  # seconds that one thread may keep the others waiting
 
@@ -58,10 +59,11 @@ def serve(
         server_header=False,
         proxy_headers=False,
         ws="none",
-        backlog=2048,
+        backlog=_BACKLOG,
         timeout_keep_alive=20,
         timeout_graceful_shutdown=5,
     )
+    listening.listen(_BACKLOG)  # whoever reads the address may ask at once
     for line in greeting(host, listening.getsockname()[1], access, token is None):
         say(line)
     uvicorn.Server(config).run(sockets=[listening])
