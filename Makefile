@@ -7,14 +7,14 @@ PIP := python -m pip --disable-pip-version-check --quiet
 ONE_THREAD := OMP_NUM_THREADS=1
 
 RUN_EXTRAS := track
-DEV_EXTRAS := track,metrics,onnx,serve,dev
+DEV_EXTRAS := track,metrics,onnx,photos,serve,dev
 DOCS_EXTRAS := $(DEV_EXTRAS),docs
 
 # The tests that use other libraries most, run with the lowest versions that pyproject.toml allows.
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/baselines tests/data tests/metrics tests/server \
-  $(addprefix tests/cli/test_,estimator.py estimator_checks.py export.py help.py cli_frame.py) \
-  $(addprefix tests/learning/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
+  $(addprefix tests/cli/test_,export.py help.py cli_frame.py) tests/test_estimator.py tests/test_estimator_checks.py \
+  $(addprefix tests/training/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
 LOWEST_WITHOUT := --ignore tests/server/test_pages.py --ignore tests/server/test_schema.py
 
 .DEFAULT_GOAL := help

@@ -10,6 +10,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from semisight.data.augment import Augment
+    from semisight.data.features import Features
     from semisight.data.image_set import ImageSet
     from semisight.data.sources import load
     from semisight.data.vocabulary import Vocabulary
@@ -41,6 +42,7 @@ _HOME_OF = {
     "Captions": "objectives.captions",
     "Consistency": "objectives.consistency",
     "Decoder": "model.decoder",
+    "Features": "data.features",
     "ImageModel": "model.image_model",
     "ImageSet": "data.image_set",
     "Joint": "objectives.joint",
@@ -76,6 +78,7 @@ __all__ = [
     "Captions",
     "Consistency",
     "Decoder",
+    "Features",
     "ImageModel",
     "ImageSet",
     "Joint",

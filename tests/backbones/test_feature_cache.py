@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from semisight.backbones import Backbone, resolve
-from semisight.data import feature_cache
+from semisight.data import feature_index
 from semisight.data.feature_cache import cache_report, cached_features, clear, set_limit
 from semisight.data.features import Features
 from semisight.data.image_set import ImageSet
@@ -89,9 +89,9 @@ def test_views_are_reproducible_and_added_one_by_one(folder: Path, backbone: Bac
     rows = cache_report(place).backbones[0]
     assert (rows.images, rows.rows, rows.n_bytes) == (6, 18, 18 * ROW)  # the plain view was not made again
     assert read(folder, backbone, place)[1] == 0
-    right = np.stack([direct(folder / name, backbone, 1) for name in three.names])
-    np.testing.assert_allclose(three.values(view=1), right, rtol=2e-3, atol=2e-3)
-    assert not torch.equal(three.values(view=2), three.values())
+    right = np.stack([direct(folder / name, backbone, 2) for name in three.names])
+    np.testing.assert_allclose(three.values(view=2), right, rtol=2e-3, atol=2e-3)
+    assert not torch.equal(three.values(view=1), three.values())
     # elsewhere, at another time, in other processes: the same
     for file in sorted(folder.rglob("*.png")):
         write = place.parent / "moved" / file.relative_to(folder)
@@ -197,7 +197,7 @@ import sys, time
 from semisight.backbones import resolve
 from semisight.data import feature_cache, feature_worker
 net, folder, cache, workers, stop = sys.argv[1:]
-feature_cache._COMMIT_SECONDS = feature_worker._SYNC_SECONDS = 0
+feature_cache._COMMIT_SECONDS = feature_worker._SYNC_SECONDS = feature_worker._BATCH_PIXELS = 0
 def progress(done, total):
     if done == int(stop):
         print("here", flush=True)
@@ -319,7 +319,7 @@ def test_a_full_disk_is_named_beforehand(
     folder: Path, backbone: Backbone, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 6 * ROW - 1})
-    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(feature_index.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match="GB of the disk are free"):
         read(folder, backbone, place)
 
@@ -350,9 +350,9 @@ def test_a_worker_that_dies_is_an_error_and_what_was_done_is_kept(
     many: Path, backbone: Backbone, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import os\nimport semisight.data.feature_worker as w\nw._SYNC_SECONDS = 0\n"
-        "read = w.from_files\n"
-        "w.from_files = lambda place, side: os._exit(3) if '030' in str(place) else read(place, side)\n"
+        "import os\nimport semisight.data.feature_worker as w\nw._SYNC_SECONDS = w._BATCH_PIXELS = 0\n"
+        "read = w.read_bytes\n"
+        "w.read_bytes = lambda path: os._exit(3) if '030' in path else read(path)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="ended with code 3"):

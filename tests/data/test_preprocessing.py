@@ -46,10 +46,10 @@ def test_numbers() -> None:
 
 def test_views() -> None:
     how, image = Preprocessing(16, crop=0.9), ramp(120, 90)
-    plain, mirror = how.picture(image, 0, "a"), how.picture(image, 1, "a")
+    plain, mirror = how.picture(image, 0, "a"), how.picture(image, 2, "a")
     np.testing.assert_array_equal(mirror, plain[:, :, ::-1])
     np.testing.assert_array_equal(how.picture(image, 0, "b"), plain)
-    drawn = [how.picture(image, view, seed) for view in (2, 3) for seed in ("a", "b")]
+    drawn = [how.picture(image, view, seed) for view in (1, 3) for seed in ("a", "b")]
     for i, one in enumerate(drawn):
         assert not any(np.array_equal(one, other) for other in [plain, mirror, *drawn[:i]])
     np.testing.assert_array_equal(how.picture(image, 3, "a"), drawn[2])
@@ -64,9 +64,9 @@ def test_random_parts_are_between_0_6_and_1_of_the_area_and_moved_about() -> Non
         shown.append((right - left) * (bottom - top) / (250 * 200))
         assert 0.74 < (right - left) / (bottom - top) < 1.34
         lefts.add(round(left, 3))
-        view = how.picture(ramp(250, 200), 2, str(number)).astype(float)
+        view = how.picture(ramp(250, 200), 1, str(number)).astype(float)
         mirrored += view[0, :, 0].mean() > view[0, :, -1].mean()
-        light = how.picture(Image.fromarray(white // 2), 2, str(number)).mean()
+        light = how.picture(Image.fromarray(white // 2), 1, str(number)).mean()
         assert 0.5 * 127 < light < 1.5 * 127 + 1
     assert 0.59 < min(shown) < 0.65 and 0.85 < max(shown) <= 1.0
     assert len(lefts) > 50 and 15 < mirrored < 45

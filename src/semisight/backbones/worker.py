@@ -2,8 +2,8 @@
 
     python -m semisight.backbones.worker < job
 
-The job is JSON: the network, the shards to try, and [number, path or row, views] of the images; `array` is the .npy
-file that rows are of. What is printed is one line of JSON per image: see `data.feature_worker.Answer`.
+The job is JSON: the network, the shards to try, and [number, name, views] of the images, which are files below `folder`
+or rows of `array`, a .npy file. What is printed is one line of JSON per image: see `data.feature_worker.Answer`.
 """
 
 import json
@@ -24,13 +24,13 @@ def main() -> None:
             signal.signal(number, signal.SIG_DFL)
     job = json.load(sys.stdin)
     backbone = OnnxBackbone.from_job(job["network"])
-    read = from_array(np.load(job["array"], mmap_mode="r")) if job["array"] else from_files
-    shard = ShardWriter(Path(job["folder"]), job["shards"], int(job["row_bytes"]))
+    read = from_array(np.load(job["array"], mmap_mode="r")) if job["array"] else from_files(job["folder"])
+    shard = ShardWriter(Path(job["cache"]), job["old"], job["new"], int(job["row_bytes"]))
 
     def answer(line: Answer) -> None:
         print(json.dumps(line), flush=True)
 
-    work_out(((number, place, views) for number, place, views in job["images"]), read, backbone, shard, answer)
+    work_out(job["files"], read, backbone, shard, answer)
     shard.close()
 
 

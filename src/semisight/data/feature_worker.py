@@ -21,6 +21,13 @@ from PIL import Image
 from semisight.data.formats.pictures import Unreadable, read_bytes, read_upright
 from semisight.data.preprocessing import Backbone
 
+try:
+    import fcntl
+except ImportError:  # not on this system: every process then writes to files of its own
+    LOCKS = False
+else:
+    LOCKS = True
+
 SHARD_BYTES = 256 << 20  # a shard that has grown so large gets no more rows
 # Pixels through the network at a time. On a CPU large pictures go one by one: EfficientNet was no faster with 2 or 4
 # pictures of 260 x 260 at a time, and with 16 a sixth slower. Small ones share the cost of a call.
@@ -28,24 +35,25 @@ _BATCH_PIXELS = 1 << 16
 _SYNC_SECONDS = 0.5
 _LARGEST = 65504.0  # of float16
 
-Todo = tuple[int, str | int, Sequence[int]]  # number of the image, its path or its row of the array, the views wanted
+Todo = tuple[int, str, Sequence[int]]  # number of the image, its name, the views wanted
+Read = Callable[[str, int], tuple[Image.Image, str]]  # name and least side to the image and what its views are drawn by
 Answer = list[Any]  # [number, shard, first row], or [number, None, reason, whether the reason lies in the content]
 
 
 class ShardWriter:
     """Rows of float16 appended to one file that no other process appends to at the same time."""
 
-    def __init__(self, folder: Path, candidates: Sequence[str], row_bytes: int) -> None:
-        """Takes the first of these files that is not full and not in use; the last one is new."""
-        for name in candidates:
-            last = name == candidates[-1]
+    def __init__(self, folder: Path, old: Sequence[str], new: Sequence[str], row_bytes: int) -> None:
+        """Takes the first old file that has room and is not in use, else makes the first new one that is not there."""
+        for name in (*old, *new):
+            made = 0 if name in old else os.O_CREAT | os.O_EXCL
             try:
-                descriptor = os.open(folder / name, os.O_RDWR | (os.O_CREAT if last else 0), 0o666)
-            except FileNotFoundError:
+                descriptor = os.open(folder / name, os.O_RDWR | made, 0o666)
+            except (FileNotFoundError, FileExistsError):
                 continue
             locked, status = lock_file(descriptor), os.fstat(descriptor)
-            # It may have been removed between opening and locking it.
-            if last or (locked and status.st_nlink and status.st_size < SHARD_BYTES):
+            # An old one may have been removed between opening and locking it.
+            if name in new or (locked and status.st_nlink and status.st_size < SHARD_BYTES):
                 break
             os.close(descriptor)
         self.name, self._descriptor = name, descriptor
@@ -68,11 +76,9 @@ class ShardWriter:
 
 
 def lock_file(descriptor: int) -> bool:
-    """Locks an open file for this process, until it is closed or the process ends; False if another one has it."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system: every process then writes to files of its own
-        return True
+    """Locks an open file for this process, until it is closed or the process ends; False if that cannot be."""
+    if not LOCKS:
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -80,17 +86,21 @@ def lock_file(descriptor: int) -> bool:
     return True
 
 
-def from_files(place: str | int, least_side: int) -> tuple[Image.Image, str]:
-    """An image and a hash of its content, from a file."""
-    content = read_bytes(str(place))
-    return read_upright(io.BytesIO(content), least_side), hashlib.blake2b(content, digest_size=16).hexdigest()
+def from_files(folder: str | Path) -> Read:
+    """Images, each with a hash of its content, from files below a folder."""
+
+    def read(name: str, least_side: int) -> tuple[Image.Image, str]:
+        content = read_bytes(os.path.join(folder, name))
+        return read_upright(io.BytesIO(content), least_side), hashlib.blake2b(content, digest_size=16).hexdigest()
+
+    return read
 
 
-def from_array(array: npt.NDArray[np.uint8]) -> Callable[[str | int, int], tuple[Image.Image, str]]:
-    """Likewise from uint8 [N, 1 or 3, H, W]."""
+def from_array(array: npt.NDArray[np.uint8]) -> Read:
+    """Likewise from rows of uint8 [N, 1 or 3, H, W]; their names are their numbers."""
 
-    def read(place: str | int, least_side: int) -> tuple[Image.Image, str]:
-        pixels = np.broadcast_to(array[int(place)], (3, *array.shape[2:]))
+    def read(name: str, least_side: int) -> tuple[Image.Image, str]:
+        pixels = np.broadcast_to(array[int(name)], (3, *array.shape[2:]))
         content = np.ascontiguousarray(pixels.transpose(1, 2, 0))
         return Image.fromarray(content), hashlib.blake2b(content.tobytes(), digest_size=16).hexdigest()
 
@@ -99,7 +109,7 @@ def from_array(array: npt.NDArray[np.uint8]) -> Callable[[str | int, int], tuple
 
 def work_out(
     todo: Iterable[Todo],
-    read: Callable[[str | int, int], tuple[Image.Image, str]],
+    read: Read,
     backbone: Backbone,
     shard: ShardWriter,
     answer: Callable[[Answer], None],
@@ -142,9 +152,9 @@ def work_out(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a folder may warn of large images thousands of times; our own limit decides
-        for number, place, views in todo:
+        for number, name, views in todo:
             try:
-                image, seed = read(place, 2 * preprocessing.size)
+                image, seed = read(name, 2 * preprocessing.size)
                 new = [preprocessing.picture(image, view, seed) for view in views]
             except Unreadable as error:
                 # A file that may not be read, or is gone, may be back without having changed.

@@ -42,6 +42,7 @@ class ImageSet:
     columns  labels, tags, captions, by name (columns.py)
     skipped  the files that were left out
     source   where the images came from, for messages
+    views    further augmented views of the same images, each as `images`; of features only
     notes    choices made while reading that people should know of
     """
 
@@ -51,6 +52,7 @@ class ImageSet:
     skipped: tuple[Skipped, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
+    views: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
         if self.images.dim() != 4 or self.images.dtype not in (torch.uint8, torch.float32):
@@ -123,6 +125,7 @@ class ImageSet:
             images=self.images[chosen],
             names=tuple(self.names[i] for i in chosen.tolist()),
             columns={name: column.subset(chosen) for name, column in self.columns.items()},
+            views=tuple(view[chosen] for view in self.views),
         )
 
     # ---- what the images carry ----

@@ -1,8 +1,8 @@
 """From an image file to what a pretrained network takes, and the augmented views of it that are worth caching.
 
     view 0   plain: the centre square of `crop` x the short side, scaled to `size` x `size` in one step
-    view 1   its mirror image
-    view 2.. a random part (0.6 to 1 of the area, 3:4 to 4:3), mirrored or not, with other brightness, contrast, colour
+    view 2   its mirror image
+    view 1, 3.. a random part (0.6 to 1 of the area, 3:4 to 4:3), mirrored or not, other brightness, contrast, colour
 
 A view is drawn from the content of its file and its number: the same on every machine, in every run.
 Nothing here imports torch: the processes that work out features start with this file.
@@ -104,9 +104,9 @@ class Preprocessing:
     def picture(self, image: Image.Image, view: int = 0, seed: str = "") -> npt.NDArray[np.uint8]:
         """One view of an image in red, green and blue, uint8 [3, size, size]; `seed` names the image."""
         how, target = _INTERPOLATIONS[self.interpolation], (self.size, self.size)
-        if view < 2:
+        if view in (0, 2):  # of one further view, a random part is worth more than the mirror image
             scaled = image.resize(target, how, box=self._centre(*image.size))
-            if view == 1:
+            if view == 2:
                 scaled = scaled.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         else:
             rng = random.Random(f"{seed}-{view}")

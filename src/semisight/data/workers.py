@@ -43,16 +43,23 @@ def cores() -> int:
 
 
 def share_out(
-    task: str, folder: Path, files: Sequence[File], processes: int, answer: Callable[[Any], None], **needs: Any
+    task: str,
+    folder: Path,
+    files: Sequence[File],
+    processes: int,
+    answer: Callable[[Any], None],
+    *,
+    module: str = "semisight.data.workers",
+    **needs: Any,
 ) -> None:
     """Gives each of some processes its part of the files; `answer` gets every line, one thread at a time.
 
-    Fewer answers than files, or another exit code than 0, is an error.
+    Fewer answers than files, or another exit code than 0, is an error. `module` is what the processes run.
     """
     parts = [part for start in range(processes) if (part := files[start::processes])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     # -P: a file named numpy.py in the folder one happens to work in is not numpy
-    command = [sys.executable, "-P", "-m", "semisight.data.workers"]
+    command = [sys.executable, "-P", "-m", module]
     started = [subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, env=environment) for _ in parts]
     lock = threading.Lock()
 

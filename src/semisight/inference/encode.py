@@ -80,7 +80,14 @@ def encode_set(
         for number, part in enumerate(index.split(batch_size) if len(index) else ()):
             batch = images.batch(part).to(model.decoder.log_alpha0)
             reseed(generator, seed, Stream.VALIDATION, number)
-            yield part, encode(model, batch, generator, n_draws), generator
+            found = [encode(model, batch, generator, n_draws)]
+            for view in getattr(images, "views", ()):  # of features; an answer is the mean over them
+                found.append(encode(model, view[part].to(batch), generator, n_draws))
+            yield (
+                part,
+                Codes(torch.cat([one.mu for one in found]), torch.cat([one.log_sigma for one in found])),
+                generator,
+            )
             done += len(part)
             if progress is not None:
                 progress(done, len(index))

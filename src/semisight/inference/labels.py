@@ -27,6 +27,10 @@ from semisight.random import Stream, random_order
 ENOUGH_FOR_EACH_CLASS = 30  # held-out labels of a class, on average: with fewer, one temperature for all classes
 
 
+CalibratedBy = Literal["labels", "augmentation", "cross-validation"]
+_BY: dict[str, CalibratedBy] = {"labels": "labels", "cross-validation": "cross-validation"}
+
+
 @dataclass(frozen=True)
 class Decisions:
     """Decision values and their standard deviation over codes, [B, C] each."""
@@ -56,7 +60,7 @@ class FittedCalibration:
     step: int
     n: int
     error: float
-    by: Literal["labels", "augmentation"] = "labels"
+    by: CalibratedBy = "labels"
 
     def to_dict(self) -> dict[str, Any]:
         error = None if math.isnan(self.error) else self.error
@@ -71,7 +75,7 @@ class FittedCalibration:
             int(values["step"]),
             int(values["n"]),
             math.nan if error is None else float(error),
-            "labels" if values.get("by", "labels") == "labels" else "augmentation",
+            _BY.get(str(values.get("by", "labels")), "augmentation"),
         )
 
 
@@ -142,8 +146,8 @@ class LabelReader:
 
     @property
     def calibrated(self) -> bool:
-        """On labels that were held out."""
-        return self.fitted is not None and self.fitted.by == "labels"
+        """On labels that were held out, or by cross-validation on the given ones."""
+        return self.fitted is not None and self.fitted.by != "augmentation"
 
     @property
     def calibration(self) -> Calibration:
@@ -179,6 +183,11 @@ class LabelReader:
                 "Probabilities are not calibrated on labels (there are too few to hold some out): they say how often "
                 f"the answer stayed the same when {self.fitted.n:,} unlabelled images were weakly augmented. That is "
                 "an estimate that no label has checked."
+            )
+        if self.fitted is not None and self.fitted.by == "cross-validation":
+            return (
+                f"Probabilities are calibrated by cross-validation on the {self.fitted.n:,} given labels; there they "
+                f"are off by {self.fitted.error:.1%} on average."
             )
         if self.fitted is not None:
             return (

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from semisight.backbones import resolve
 from semisight.data import load
 from semisight.data.caption_files import CaptionTable, read_captions
 from semisight.data.columns import (
@@ -30,6 +31,7 @@ from semisight.data.columns import (
     choose_labelled,
     hide_labels,
 )
+from semisight.data.feature_cache import cached_features
 from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
 from semisight.data.formats.pictures import Header, Unreadable, read_header
 from semisight.data.image_cache import cached_folder
@@ -152,6 +154,7 @@ def _stretch(images: ImageSet, start: int, stop: int) -> ImageSet:
         images=images.images[start:stop],
         names=images.names[start:stop],
         columns={name: column.subset(torch.arange(start, stop)) for name, column in images.columns.items()},
+        views=tuple(view[start:stop] for view in images.views),
     )
 
 
@@ -222,7 +225,12 @@ def _on_disk(data: DataSettings, seed: int, captioned: bool) -> _Found | None:
     found = walk(folder)
     names = found.names
     notes: tuple[str, ...] = ()
-    if captioned:
+    if data.backbone is not None:
+        form = _Form(folder, 0, 3)  # a backbone has a size of its own
+        if data.limit is not None and data.limit < len(names) and not captioned:
+            drawn = random_order(len(names), seed, Stream.LIMIT)[: data.limit].sort().values
+            names = tuple(names[i] for i in drawn.tolist())
+    elif captioned:
         form = _Form(folder, data.size or SIZE_WITH_CAPTIONS, data.channels or 3)
         if data.size is None:
             notes = (f"pictures are scaled to {form.side} x {form.side}; --size chooses another size",)
@@ -273,6 +281,8 @@ def _read(
     """The images in this order with their pixels, and the places of the order that they fill: a picture that cannot
     be read is left out."""
     everything = torch.arange(len(order))
+    if data.backbone is not None:
+        return _features(found, images.subset(order), data, progress)
     if found.form is None:
         unchanged = len(order) == len(images) and torch.equal(order, everything)
         return images if unchanged else images.subset(order), everything
@@ -283,6 +293,37 @@ def _read(
     known = wanted.subset(places).noted(*cached.notes)
     skipped = tuple(sorted([*found.skipped, *cached.skipped], key=lambda skip: skip.name))
     return dataclasses.replace(known, images=cached.images, names=cached.names, skipped=skipped), places
+
+
+def _features(
+    found: _Found, wanted: ImageSet, data: DataSettings, progress: Progress | None
+) -> tuple[ImageSet, Tensor]:
+    """The same with the features of a backbone in the pixels' place, from the cache of features."""
+    folder = found.form.folder if found.form else None
+    read = with_features(wanted, folder, data.backbone or "", data.views, progress)
+    place = {printable(name): i for i, name in enumerate(wanted.names)}
+    places = torch.tensor([place[name] for name in read.names], dtype=torch.int64)
+    skipped = tuple(sorted({*found.skipped, *read.skipped}, key=lambda skip: skip.name))
+    return dataclasses.replace(read, skipped=skipped), places
+
+
+def with_features(
+    images: ImageSet, folder: Path | None, backbone: str, views: int, progress: Progress | None = None
+) -> ImageSet:
+    """The images with features in the pixels' place: of the files of a folder, by their names, or of those in memory.
+    Those that cannot be read are left out."""
+    network = resolve(backbone)
+    if folder is not None:
+        features = cached_features(folder, network, views=views, names=images.names, progress=progress)
+    else:
+        features = cached_features(images, network, views=views, progress=progress)
+    place = {printable(name): i for i, name in enumerate(images.names)}
+    known = images.subset([place[printable(name)] for name in features.names])
+    every = [features.values(None, view) for view in range(features.views)]
+    names = tuple(printable(name) for name in features.names)
+    return dataclasses.replace(
+        known, images=every[0], views=tuple(every[1:]), names=names, skipped=(*known.skipped, *features.skipped)
+    )
 
 
 # ---- labels ----

@@ -22,6 +22,8 @@ from semisight.inference.encode import Codes, Progress, encode_set, joined
 from semisight.inference.labels import LabelAnswer, LabelReader
 from semisight.inference.tags import TagAnswer, TagReader
 from semisight.model.architecture import Architecture
+from semisight.model.decoder import Decoder
+from semisight.model.encoders.features import FeatureEncoder, feature_architecture
 from semisight.model.image_model import ImageModel
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Images
@@ -199,6 +201,12 @@ class Run:
         return found
 
     @property
+    def backbone(self) -> str | None:
+        """The pretrained network whose features it takes, if it takes features."""
+        found = self.about["model"].get("features")
+        return None if found is None else str(found["backbone"])
+
+    @property
     def config(self) -> TrainConfig:
         return TrainConfig.from_dict(self.meta["config"], where=str(self.checkpoint))
 
@@ -268,6 +276,12 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
 
 def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
     """The untrained model that a checkpoint describes."""
+    if "features" in about:
+        of = about["features"]
+        if int(of["n_features"]) * int(of["code_size"]) > _MOST_NUMBERS:
+            raise UserError("it describes a model of features that is beyond reason")
+        encoder = FeatureEncoder(int(of["n_features"]), int(of["code_size"]))
+        return ImageModel(encoder, Decoder(feature_architecture(int(of["n_features"]), int(of["code_size"]))))
     if "architecture" not in about:
         raise UserError(
             f"this run was trained with parts of your own ({about.get('encoder', 'an encoder')}): give load_run a "

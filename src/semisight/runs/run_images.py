@@ -12,8 +12,19 @@ from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
 from semisight.data.image_set import ImageSet
+from semisight.data.sources import Kind, kind_of
 from semisight.errors import UserError
-from semisight.runs.images import BUILTIN, EVERY_SPLIT, TRAIN_SPLITS, Progress, Sets, sets_of, with_labels, with_tags
+from semisight.runs.images import (
+    BUILTIN,
+    EVERY_SPLIT,
+    TRAIN_SPLITS,
+    Progress,
+    Sets,
+    sets_of,
+    with_features,
+    with_labels,
+    with_tags,
+)
 from semisight.runs.run import Run
 from semisight.runs.settings import DataSettings
 from semisight.runs.train import lasting
@@ -32,7 +43,9 @@ def load_for(
     class_per_folder: bool = False,
     part: str | None = None,
 ) -> ImageSet:
-    """Images as the run's model takes them: its size, its channels."""
+    """Images as the run's model takes them: its size and channels, or the features of its backbone."""
+    if run.backbone is not None:
+        return _features_for(run, run.backbone, source, limit, progress, class_per_folder, part)
     channels, height, width = run.architecture.image_shape
     images = load(
         source,
@@ -49,6 +62,24 @@ def load_for(
             f"{images.shape[1]}: scale them first."
         )
     return images
+
+
+def _features_for(
+    run: Run,
+    backbone: str,
+    source: str,
+    limit: int | None,
+    progress: Progress | None,
+    class_per_folder: bool,
+    part: str | None,
+) -> ImageSet:
+    views = int(run.about["model"]["features"]["views"])
+    if part is None and kind_of(source) is Kind.PICTURES:
+        data = DataSettings(source=source, limit=limit, class_per_folder=class_per_folder, backbone=backbone,
+                            views=views, valid_fraction=0.0, use_labels=class_per_folder)  # fmt: skip
+        return sets_of(data, 0, progress).train
+    images = load(source, limit=limit, progress=progress, class_per_folder=class_per_folder, part=part)
+    return with_features(images, None, backbone, views, progress)
 
 
 def reload_sets(

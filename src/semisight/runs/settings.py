@@ -40,6 +40,16 @@ class DataSettings:
     valid_fraction: float = setting(
         default=0.1, help="Share set aside for validation; 0 for none.", panel=_IMAGES, ge=0, lt=1
     )
+    backbone: str | None = setting(
+        default=None,
+        help="Learn from the features of a pretrained network instead of pixels, the way for photographs: a name "
+        "(semisight backbones lists them), an .onnx file, or a folder of transformers.",
+        panel=_IMAGES,
+        shown="none: from scratch, from pixels",
+    )
+    views: int = setting(
+        default=2, help="Views of each image whose features are used: plain, and augmented ones.", ge=1, le=16
+    )
     labels: str | None = setting(
         default=None,
         help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "

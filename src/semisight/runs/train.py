@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from semisight.data.batches import share_of_batch
+from semisight.data.columns import LABELS
 from semisight.data.image_set import skipped_summary
 from semisight.errors import UserError
 from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
@@ -22,6 +23,7 @@ from semisight.objectives.targets import Target
 from semisight.runs.images import BUILTIN, Progress, Sets, sets_of
 from semisight.runs.kinds import Kind, kind_named, kinds
 from semisight.runs.model_card import write_model_card
+from semisight.runs.on_features import learn_labels, words
 from semisight.runs.recipe import Recipe, compose, plan_of, refresher, suited, with_model_of
 from semisight.runs.run import DATA, UNFINISHED, DataRecord, Run, load_run
 from semisight.runs.settings import DataSettings, Settings
@@ -54,6 +56,8 @@ def train_run(
     with locked(path, "training") if is_first_process() else contextlib.nullcontext():
         settings = settings if resume else with_model_of(settings)
         sets = sets_of(settings.data, settings.train.seed, progress)
+        if settings.data.backbone is not None:
+            return _train_on_features(settings, sets, folder, say)
         recipe = compose(suited(settings, sets), sets, folder if resume else None)
         data = found_from_anywhere(settings.data)
         for line in (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe)):
@@ -66,6 +70,23 @@ def train_run(
             if is_first_process():
                 finish(folder, sets)
                 write_model_card(load_run(path), sets)
+    return Trained(folder, fitted, sets)
+
+
+def _train_on_features(settings: Settings, sets: Sets, folder: RunFolder, say: Say) -> Trained:
+    """Labels on features are learned in closed form, in seconds: there is nothing to resume."""
+    if list(sets.train.columns) != [LABELS]:
+        raise UserError("--backbone learns labels for now: give --labels, and neither --tags nor --captions.")
+    data = found_from_anywhere(settings.data)
+    for line in describe_data(sets, data.source):
+        say(line)
+    run, ways = learn_labels(settings, sets)
+    for line in words(ways):
+        say(line)
+    save_run(run, folder.path, DataRecord.of(data, sets.train, sets.valid))
+    write_model_card(load_run(folder.path), sets)
+    seconds = float(run.meta["counters"]["seconds"])
+    fitted = Fitted("the head has converged", 1, 1.0, seconds, None, 0, 0, {}, folder.newest)
     return Trained(folder, fitted, sets)
 
 

@@ -21,9 +21,9 @@ from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order
 from semisight.runs.images import sets_of
-from semisight.runs.run_images import load_for
 from semisight.runs.pictures import picture
 from semisight.runs.run import Run
+from semisight.runs.run_images import load_for
 from semisight.runs.settings import DataSettings
 
 MOST_ENCODED = 20_000  # images whose codes are kept; of more, so many drawn at random
