@@ -134,7 +134,7 @@ def test_large_images_are_decoded_by_chance(photos: tuple[Path, Path], monkeypat
 
 
 def test_what_cannot_be_inspected_is_refused(tmp_path: Path) -> None:
-    assert "there is nothing at" in refused("inspect", tmp_path / "gone")
+    assert "is missing" in refused("inspect", tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     assert "is empty" in refused("inspect", tmp_path / "empty")
     (tmp_path / "out.json").write_text("mine")
