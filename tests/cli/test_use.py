@@ -36,7 +36,7 @@ def test_load_run_gives_the_averaged_weights_of_the_best_checkpoint(shared_run: 
     checkpoint = read_checkpoint(run.checkpoint)
     name, loaded = "decoder.dictionaries.0", run.model.state_dict()
     assert torch.equal(loaded[name], checkpoint.part("model")[name])
-    assert not torch.equal(loaded[name], read_checkpoint(RunFolder(shared_run).newest).part("training")[f"raw.model.{name}"])
+    assert not torch.equal(loaded[name], checkpoint.part("training")[f"weights/model.{name}"])
 
 
 def test_load_run_takes_the_newest_where_there_is_no_best(own_run: Path) -> None:
