@@ -202,7 +202,6 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "as printed": "printed",
         "the same with the local": "local",
         "consistency:": "consistency",
-        "consistency without": "consistency-no-bound",
     }
     for beginning, row in rows.items():
         numbers = shown(beginning)[0]
