@@ -12,13 +12,13 @@ DOCS_EXTRAS := $(DEV_EXTRAS),docs
 
 # The tests that use other libraries most, run with the lowest versions that pyproject.toml allows.
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/baselines tests/data tests/metrics tests/server \
-  $(addprefix tests/cli/test_,export.py help.py cli_frame.py) tests/test_estimator.py tests/test_estimator_checks.py \
+LOWEST_TESTS := tests/backbones tests/baselines tests/data tests/metrics tests/test_estimator.py tests/test_estimator_checks.py \
+  $(addprefix tests/server/test_,answering.py batching.py guard.py guide.py hostile.py running.py web.py) \
+  $(addprefix tests/cli/test_,export.py help.py cli_frame.py) \
   $(addprefix tests/training/test_,checkpoints.py config.py devices.py logs.py processes.py trainer.py)
-LOWEST_WITHOUT := --ignore tests/server/test_pages.py --ignore tests/server/test_schema.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench torture pictures clean
+.PHONY: help demo test test-lowest test-wheel test-wheel-clean lint docs bench torture mutants pictures clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -30,7 +30,7 @@ test: $(VENV)/.installed-dev ## run every test
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q
 
 test-lowest: $(LOWEST)/.installed ## the tests that use other libraries, with the lowest versions allowed (10 minutes)
-	@$(ONE_THREAD) $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(LOWEST_TESTS) $(LOWEST_WITHOUT)
+	@$(ONE_THREAD) $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(LOWEST_TESTS)
 
 test-wheel: $(VENV)/.installed-dev ## build wheel and sdist, use the wheel with nothing but what it asks for
 	@$(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_packaging.py
@@ -47,6 +47,9 @@ docs: $(VENV)/.installed-docs ## the documentation as a site, in site/
 	@$(BIN)/python docs/arrows.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
+
+mutants: $(VENV)/.installed-dev ## small wrong changes of the mathematics, each of which a test must notice
+	@$(ONE_THREAD) $(BIN)/python -m tests.mutants --write docs/mutants.md
 
 bench: $(VENV)/.installed-dev ## speed and memory, one JSON line per figure
 	@$(BIN)/python -m benchmarks
@@ -82,6 +85,6 @@ $(VENV)/.installed-docs: EXTRAS := $(DOCS_EXTRAS)
 $(LOWEST)/.installed: pyproject.toml constraints.txt .ci/lowest.py | $(LOWEST)/bin/python
 	@echo "installing the lowest versions into $(LOWEST) (a few minutes)"
 	@$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints-lowest.txt
-	@$(LOWEST)/bin/$(PIP) install -c $(LOWEST)/constraints-lowest.txt -e '.[track,metrics,onnx,serve]' \
+	@$(LOWEST)/bin/$(PIP) install -c $(LOWEST)/constraints-lowest.txt -e '.[track,metrics,onnx,serve,photos,parquet]' \
 	  pytest pytest-timeout hypothesis 'httpx<0.28'
 	@touch $@

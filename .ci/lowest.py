@@ -18,7 +18,11 @@ def lowest(pyproject: str, constraints: str) -> list[str]:
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(line for name in extras if name not in NO_PART for line in extras[name])]
     pins = dict(line.split("==") for line in constraints.splitlines() if not line.startswith("#"))
-    found = dict(re.match(r"([\w-]+).*?>=([\w.]+)", line).groups() for line in wanted)  # type: ignore[union-attr]
+    found = {}
+    for line in wanted:
+        if not line.startswith(f"{project['name']}["):  # an extra made of others
+            name, version = re.fullmatch(r"([\w-]+)>=([\w.]+),<.*", line).groups()  # type: ignore[union-attr]
+            found[name] = version
     found |= {name: pins[name] for name in TOOLS}
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 

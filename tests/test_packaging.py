@@ -9,6 +9,7 @@ import contextlib
 import csv
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -143,6 +144,24 @@ def test_the_sdist_holds_the_project(built: Path) -> None:
     tracked = {name for name in run("git", "ls-files", cwd=ROOT).splitlines() if (ROOT / name).exists()}
     (unpacked,) = (built / "unpacked").iterdir()
     assert {name for name in tracked if not (unpacked / name).exists()} == set()
+
+
+def test_the_lowest_versions_are_those_of_the_ranges() -> None:
+    lowest = runpy.run_path(str(ROOT / ".ci" / "lowest.py"))["lowest"]
+    pyproject = """
+[project]
+name = "eye"
+dependencies = ["numpy>=1.26,<3", "torch>=2.6,<2.14"]
+[project.optional-dependencies]
+web = ["uvloop>=0.19,<1; sys_platform != 'win32'"]
+all = ["eye[web]"]
+docs = ["mkdocs>=9,<10"]
+"""
+    constraints = "# exact\nhypothesis==6\nnumpy==2.4\npytest==9\npytest-timeout==2\ntorch==2.13.0\n"
+    assert lowest(pyproject, constraints) == [
+        *("hypothesis==6", "numpy==1.26", "pytest==9", "pytest-timeout==2", "torch==2.13.0", "uvloop==0.19")
+    ]
+    assert len(lowest((ROOT / "pyproject.toml").read_text(), (ROOT / "constraints.txt").read_text())) > 20
 
 
 def test_training_and_prediction_need_no_extra(installed: Installed, trained: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The README's tables say what results/ holds: each line below is a row of the README and the rows it is made of."""
+"""The tables of docs/results.md and of the README say what results/ holds: each line below is a row of a page and the
+rows it is made of."""
 
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ from semisight.experiments import results
 from semisight.experiments.paired import differences
 
 HERE = Path(__file__).parents[1]
-README = (HERE / "README.md").read_text(encoding="utf-8")
+README = (HERE / "docs" / "results.md").read_text(encoding="utf-8")
+FRONT = (HERE / "README.md").read_text(encoding="utf-8")
 
 
 def value(table: str, row: str, n: str, metric: str, seed: int = 0) -> float:
@@ -45,7 +47,7 @@ def test_the_image_model(pooling: str) -> None:
         ("as printed", "printed", 1),
         ("the same with the local gradient", "local", 1),
         ("this with deterministic pooling", "local-d", 1),
-        ("unlabelled images pull", "consistency", 3),
+        ("unlabelled images contribute", "consistency", 3),
     ],
 )
 def test_few_labels(beginning: str, row: str, seeds: int) -> None:
@@ -188,3 +190,27 @@ def test_captions(beginning: str, row: str, n: str) -> None:
     for numbers, metric in zip(shown, ("BLEU-4", "METEOR", "CIDEr", "perplexity"), strict=True):
         assert not numbers or same(numbers[0], value("table3", f"flickr8k/{row}", n, metric))
     assert sum(map(len, shown)) >= 3
+
+
+def test_the_front_page_shows_rows_of_the_results() -> None:
+    def shown(beginning: str) -> list[list[str]]:
+        (line,) = [line for line in FRONT.splitlines() if line.startswith(f"| {beginning}")]
+        return [re.findall(r"\d+(?:\.\d+)?", cell) for cell in line.strip("|").split("|")[1:]]
+
+    rows = {
+        "transductive SVM": "tsvm",
+        "as printed": "printed",
+        "the same with the local": "local",
+        "consistency:": "consistency",
+    }
+    for beginning, row in rows.items():
+        numbers = shown(beginning)[0]
+        assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(numbers))
+    for beginning, row in {"two-step": "64/two-step", "joint (": "64/joint"}.items():
+        bleu, cider, perplexity, _ = shown(beginning)
+        for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
+            assert same(number, value("table3", f"flickr8k/{row}", "100", metric))
+    said = " ".join(FRONT.split())
+    for row, number in (("mnist/vae", "VAE 1.04"), ("mnist/vae-d", "VAE-d 1.10")):
+        rows1 = [r.value for r in results.read(HERE / "results" / "table1.csv") if r.row == row and r.metric == "error"]
+        assert number in said and same(number.split()[-1], sum(rows1) / len(rows1))

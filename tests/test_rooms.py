@@ -11,10 +11,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "semisight"
 
 # From top to bottom: a room may import itself and the rooms after it.
 ROOMS = (
-    *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "engines", "inference", "training"),
+    *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "inference", "training"),
     *("objectives", "sampling", "model", "backbones", "data", "metrics"),
 )
-SHARED = ("errors", "random", "files", "untrusted", "licences")  # files below all rooms, in order
+SHARED = ("errors", "random", "setting", "files", "untrusted", "licences")  # files below all rooms, in order
 FRONT = ("__init__", "__main__")  # the package's face, above all rooms
 MODEL_MAY_IMPORT = {"torch", *sys.stdlib_module_names}
 

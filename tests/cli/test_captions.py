@@ -10,23 +10,22 @@ import pytest
 import torch
 from PIL import Image
 
+from semisight.data.batches import batches_for
 from semisight.data.builtin.scenes import read_scenes
 from semisight.data.columns import CaptionColumn
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
-from semisight.objectives.encoded_captions import EncodedCaptions
-from semisight.runs.caption_scores import Grade, evaluate_captions, grade
-from semisight.runs.caption_training import caption_plan
-from semisight.runs.captioner import hashes
+from semisight.inference.captions import hashes
+from semisight.objectives.captions import EncodedCaptions
+from semisight.runs.evaluate import Grade, evaluate_captions, grade
 from semisight.runs.images import sets_of
 from semisight.runs.run import DataRecord, load_run
-from semisight.runs.settings import DataSettings, resolve
-from semisight.runs.train import reload_sets
-from semisight.runs.truth import captioned_images
+from semisight.runs.run_images import captioned_images, reload_sets
+from semisight.runs.settings import DataSettings
 from semisight.training.checkpoint import read_checkpoint
 from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
-from tests.cli.commands import ok, refused, semisight
+from tests.cli.commands import ok, refused, semisight, settled
 
 N, SIZE = 30, 12
 QUICK = ("--size", str(SIZE), "--batch-size", "16", "--hidden-size", "8", "--threads", "1", "--no-report")
@@ -158,21 +157,22 @@ def test_few_labels_of_a_class_stay_with_the_images_to_learn_from() -> None:
 
 
 def test_defaults_suit_the_number_of_captions() -> None:
-    few = resolve({"source": "x", "captions": "c"}).for_captions(100, 900, 100)
+    few = settled(100, 900, captions=1)
     assert (few.captions.min_count, few.captions.hidden_size, few.train.batch_size) == (1, 256, 64)
     assert few.model.nonlinearity == "norm-relu" and few.train.schedule == "cosine"
-    assert few.captions.pull and few.captions.start == "wide" and few.captions.xi_scale == 10.0
-    paper = resolve({"source": "x", "captions": "c", "paper": True}).for_captions(100, 900, 100)
-    assert not paper.captions.pull and paper.captions.start == "paper" and paper.captions.xi_scale == 1.0
-    second = resolve({"source": "x", "captions": "c", "images_from": "run"}).for_captions(100, 900, 100)
-    assert second.captions.two_step and not second.captions.pull and second.captions.start == "wide"
-    many = resolve({"source": "x", "captions": "c", "min_count": 3}).for_captions(6000, 0, 30_000)
+    assert few.consistency.consistency and few.captions.start == "wide" and few.captions.caption_xi == "10x"
+    paper = settled(100, 900, captions=1, paper=True)
+    assert (
+        not paper.consistency.consistency and paper.captions.start == "paper" and paper.captions.caption_xi == "paper"
+    )
+    second = settled(100, 900, captions=1, images_from="run")
+    assert second.captions.caption_xi == "paper" and second.captions.start == "wide"
+    many = settled(6000, 0, captions=5, min_count=3)
     assert (many.captions.min_count, many.captions.hidden_size) == (3, 512)
     assert many.train.max_epochs is not None and many.train.max_epochs * (6000 // 64) >= 4000
     assert many.train.patience == 10 * many.train.validate_every == 10
     # an epoch as the plan counts it
-    present = torch.arange(1000) < 100
-    plan = caption_plan(present, few.captions, few.train.batch_size)
+    plan = batches_for(torch.arange(1000) < 100, few.train.batch_size, few.consistency.labelled_per_batch)
     assert few.train.validate_every == round(100 / plan.steps_per_epoch)
 
 
@@ -181,14 +181,14 @@ def test_defaults_suit_the_number_of_captions() -> None:
 
 def test_a_run_keeps_its_words(run: Path) -> None:
     vocabulary = Vocabulary.load(run / "vocabulary.json")
-    about = json.loads((run / "config.json").read_text())["about"]["captions"]
+    about = json.loads((run / "config.json").read_text())["about"]["targets"]["captions"]
     assert about["vocab_size"] == len(vocabulary)
-    assert (about["captions"], about["n_captioned"], about["held_out"]) == (40, 20, 0)
-    captioner = load_run(run).captions()
+    assert (about["captions"], about["n_learned"], about["held_out"]) == (40, 20, 0)
+    captioner = load_run(run).captions
     assert captioner.vocabulary == vocabulary
     learned = [caption.split() for caption in next(iter(TEXTS.values()))]
     assert captioner.share_seen([*learned, ["a", "new", "caption"]]) == pytest.approx(2 / 3)
-    assert DataRecord.read(run / "data.json").settings.captions == str(run.parent / "captions.csv")
+    assert DataRecord.read(RunFolder(run)).settings.captions == str(run.parent / "captions.csv")
     assert hashes([["a", "b"], ["ab"], ["a", "b"]])[[0, 2]].unique().numel() == 1
     assert load_run(run).checkpoint.name == "newest.safetensors"  # no caption was held out
 
@@ -207,7 +207,7 @@ def test_it_says_which_captions_it_uses(photos: Path, tmp_path: Path) -> None:
              *QUICK)  # fmt: skip
     assert "captions: 43 of 20 images to learn from" in out
     assert "none are held out: the last weights are used" in out
-    assert "9 images without a caption are learned from, too" in out
+    assert "9 images that carry nothing contribute by consistency" in out
     assert "1 caption of 1 image missing from the images of" in out and "'nowhere.png'" in out
     assert "1 caption empty or without a word: left out" in out
     assert "1 caption longer than 100 words (the longest 10000)" in out
@@ -244,7 +244,7 @@ def test_files_that_cannot_be_used(photos: Path, tmp_path: Path, content: bytes,
         (["--captions", "none.csv"], "none.csv"),
         (["--captions", "builtin"], "carries no captions"),
         (["--captioned-images", "3"], "--captioned-images is about captions"),
-        (["--two-step", "x"], "--two-step is about captions"),
+        (["--two-step", "x"], "there is no run at x"),
         (["--split", "val"], "--split is about captions"),
     ],
 )
@@ -270,19 +270,19 @@ def test_resumed_it_equals_an_uninterrupted_run(photos: Path, tmp_path: Path) ->
     ok("train", "--out", tmp_path / "twice", "--resume", "--epochs", "4", "--no-report")
     ok("train", *first, "--out", tmp_path / "once", "--epochs", "4")
     once, twice = (read_checkpoint(RunFolder(tmp_path / name).newest) for name in ("once", "twice"))
-    for part in ("model", "averaged"):
-        assert once.part(part).keys() == twice.part(part).keys()
+    for part in ("model", "head.captions", "training"):
+        assert once.part(part) and once.part(part).keys() == twice.part(part).keys()
         assert all(torch.equal(once.part(part)[name], twice.part(part)[name]) for name in once.part(part))
     (tmp_path / "captions.csv").write_text(table(list(TEXTS)[:19], "part/19.png,another one\n"))
-    assert "about.captions.hash" in refused("train", "--out", tmp_path / "twice", "--resume", "--epochs", "5")
+    assert "about.targets.captions.hash" in refused("train", "--out", tmp_path / "twice", "--resume", "--epochs", "5")
 
 
 def test_labels_and_captions_on_one_code(tmp_path: Path) -> None:
     ok("train", "builtin:scenes?n=260&size=12", "--captions", "builtin", "--labels-per-class", "12", "--epochs", "1",
        "--captioned-images", "200", "--out", tmp_path / "both", *QUICK)  # fmt: skip
     both = load_run(tmp_path / "both")
-    assert both.captions().n_captioned == 180 and both.captions().n_held_out == 20
-    assert both.labels().n_labelled == 60 and not both.labels().settings.pull
+    assert both.captions.n_learned == 180 and both.captions.n_held_out == 20
+    assert both.labels.n_learned == 60 and both.about["settings"]["consistency"]
     assert both.checkpoint.name == "best.safetensors"
     rows = [row for row in read_log(tmp_path / "both" / "log.csv") if row["split"] == "valid"]
     assert {"perplexity", "bound"} <= rows[-1].keys()
@@ -302,16 +302,13 @@ def test_two_steps_leave_the_image_model_as_it_is(tmp_path: Path) -> None:
     more = ("--batch-size", "16", "--hidden-size", "8", "--threads", "1", "--no-report", "--schedule", "constant")
     ok("train", source, "--captions", "builtin", "--no-labels", "--two-step", tmp_path / "images", "--out",
        tmp_path / "captions", "--epochs", "1", *more)  # fmt: skip
+    images = load_run(tmp_path / "images").model.state_dict()
     shutil.rmtree(tmp_path / "images" / "checkpoints")  # resuming does not need it any more
     ok("train", "--out", tmp_path / "captions", "--resume", "--epochs", "2", "--no-report")
     after = read_checkpoint(RunFolder(tmp_path / "captions").newest)
-    assert load_run(tmp_path / "captions").captions().settings.two_step
-    assert {name.split(".")[0] for name in after.part("averaged")} == {"head"}
+    assert load_run(tmp_path / "captions").about["frozen"]
+    assert all(torch.equal(images[name], after.part("model")[name]) for name in images)
     assert after.meta["counters"]["step"] == 4
-    settings = tmp_path / "settings.yaml"
-    settings.write_text("two_step: true\n")
-    message = refused("train", source, "--captions", "builtin", "--config", settings, "--out", tmp_path / "new")
-    assert "--two-step RUN" in message
 
 
 # --- caption
@@ -344,7 +341,7 @@ def test_one_corrupt_image_does_not_end_it(run: Path, photos: Path) -> None:
 
 def test_a_run_without_captions_says_how_to_get_them(shared_run: Path, run: Path) -> None:
     assert "learned no captions" in refused("caption", shared_run, "builtin:digits")
-    assert "learned captions and knows no labels" in refused("predict", run, "builtin:scenes?n=2")
+    assert "neither labels nor tags: semisight caption" in refused("predict", run, "builtin:scenes?n=2")
 
 
 def test_another_vocabulary_is_refused(run: Path, tmp_path: Path) -> None:
@@ -357,7 +354,7 @@ def test_another_vocabulary_is_refused(run: Path, tmp_path: Path) -> None:
     (own / "captions.safetensors").write_bytes(b"nothing")
     assert "captions.safetensors is damaged" in refused("caption", own, "builtin:scenes?n=2")
     (own / "captions.safetensors").unlink()
-    assert load_run(own).captions().share_seen([["a"]]) is None
+    assert load_run(own).captions.share_seen([["a"]]) is None
 
 
 # --- evaluate
@@ -394,8 +391,8 @@ def test_without_data_it_is_measured_on_what_was_not_learned(tmp_path: Path) -> 
     loaded = load_run(tmp_path / "run")
     images = reload_sets(loaded).measured("captions")
     assert images is not None
-    scored = evaluate_captions(loaded.captions(), images, with_meteor=False)
-    encoded = EncodedCaptions.encode(images.captions or (), loaded.captions().vocabulary)
+    scored = evaluate_captions(loaded, images, with_meteor=False)
+    encoded = EncodedCaptions.encode(images.captions or (), loaded.captions.vocabulary)
     assert len(encoded) == len(scored.captions) == 13
     with pytest.raises(UserError, match="which images the captions belong to"):
         captioned_images(loaded, None, captions="x.csv")

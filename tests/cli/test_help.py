@@ -1,141 +1,169 @@
-"""The help of every command: an example, the same words, and defaults that are the library's."""
+"""The help of every command: an example, options from the declarations, and defaults that are the library's."""
 
 import inspect
 import typing
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import typer
 
 from semisight.cli import main as cli
-from semisight.cli import options
+from semisight.cli.options import shown_default, with_settings
 from semisight.errors import UserError
-from semisight.model.architecture import Nonlinearity, preset_names
-from semisight.model.encoders.paper import POOLINGS
-from semisight.objectives.gradients import ESTIMATORS
-from semisight.runs.caption_training import Cell
-from semisight.runs.captioner import Search
-from semisight.runs.label_training import HeadName
-from semisight.runs.settings import MANY_CAPTIONS, DataSettings, ModelSettings, resolve
-from semisight.training.config import Precision, Schedule, TrainConfig
-from tests.cli.commands import ok
+from semisight.inference.captions import Search
+from semisight.model.architecture import PRESETS
+from semisight.runs.captions import MANY_CAPTIONS
+from semisight.runs.settings import KINDS, options, resolve
+from semisight.setting import fields, words_of
+from tests.cli.commands import ok, settled
 
-COMMANDS = (
-    "demo",
-    "inspect",
-    "embed",
-    "export",
-    "train",
-    "suggest",
-    "predict",
-    "evaluate",
-    "reconstruct",
-    "generate",
-    "report",
-    "serve",
-    "reproduce",
-)
+FUNCTIONS = {function.__name__: function for functions in cli.COMMANDS.values() for function in functions}
+OWN = {"data", "out", "resume", "overwrite", "report", "config", "paper"}  # of train, and no settings
+DECLARED = dict(options())
+
+
+def params(name: str) -> dict[str, Any]:
+    """The options and arguments of a command, by the name of its parameter."""
+    command = typer.main.get_command(cli.app).commands[name]  # type: ignore[attr-defined]
+    context = command.make_context(name, ["--help"], resilient_parsing=True)
+    return {parameter.name: parameter for parameter in command.get_params(context)}
 
 
 def test_the_list_of_commands() -> None:
     text = ok("--help")
-    for command in COMMANDS:
-        assert command in text
+    for name in (*FUNCTIONS, "train", "predict", "caption", "evaluate", "reproduce"):
+        assert name in text
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_an_example_that_names_known_options(command: str) -> None:
-    text = ok(command, "--help")
-    assert "Example:" in text
-    examples = [line.split() for line in text.splitlines() if line.strip().startswith(f"semisight {command}")]
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_shows_an_example_that_names_known_options(name: str) -> None:
+    text = ok(name, "--help")
+    assert "Example" in text
+    examples = [line.split() for line in text.splitlines() if line.strip().startswith(f"semisight {name}")]
     assert examples
-    known = set(inspect.signature(getattr(cli, command)).parameters)
+    known = {flag for parameter in params(name).values() for flag in (*parameter.opts, *parameter.secondary_opts)}
     for words in examples:
-        for word in words:
-            if word.startswith("--"):
-                assert word.removeprefix("--").replace("-", "_") in known
+        assert {word for word in words if word.startswith("--")} <= known
 
 
 def test_trains_options_come_in_panels() -> None:
     text = ok("train", "--help")
-    for panel in ("Run folder", "Images", "Labels", "Captions", "Model", "Learning", "Machine"):
-        assert f"─ {panel} ─" in text
+    for panel in ("Run folder", *{words_of(info)["panel"] for info in DECLARED.values()}):
+        assert f"\u2500 {panel} \u2500" in text
 
 
-def shown_default(name: str) -> str:
-    hints = get_type_hints(cli.train, include_extras=True)
-    infos = (extra for extra in get_args(hints[name])[1:] if isinstance(extra, typer.models.ParameterInfo))
-    return str(next(infos).show_default)
+# --- one declaration per setting
 
 
-def choices(alias: Any) -> set[str]:
-    literal = get_args(get_args(alias)[0])[0]
-    return set(get_args(literal))
+def test_every_option_of_train_comes_from_a_declaration() -> None:
+    found, signature = params("train"), inspect.signature(with_settings(FUNCTIONS["train"])).parameters
+    assert set(found) - {"help"} == OWN | set(DECLARED)
+    for name, info in DECLARED.items():
+        option, words = found[name], words_of(info)
+        assert option.help == info.description
+        assert option.default is None  # not given: the setting may come from elsewhere
+        flag = words["flag"] or f"--{name.replace('_', '-')}"
+        assert "/".join([*option.opts, *option.secondary_opts]) == flag
+        assert option.show_default == (shown_default(info) or False)
+        kinds = [kind for kind in typing.get_args(info.annotation) if kind is not type(None)]
+        is_literal = typing.get_origin(info.annotation) is typing.Literal
+        wanted = info.annotation if is_literal or not kinds else kinds[0] if len(kinds) == 1 else str
+        assert typing.get_args(signature[name].annotation)[0] == wanted | None
+
+
+def test_options_that_commands_share_with_train_say_the_same() -> None:
+    shared = 0
+    for name, function in FUNCTIONS.items():
+        plain = [
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if typing.get_origin(parameter.annotation) is not typing.Annotated
+            and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        found = params(name)
+        for one in plain:
+            shared += 1
+            assert found[one].help == DECLARED[one].description
+    assert shared > 20
+
+
+def test_a_parameter_that_is_neither_a_setting_nor_annotated_is_a_bug() -> None:
+    def command(colour: str | None = None) -> None: ...
+
+    with pytest.raises(KeyError, match="colour"):
+        with_settings(command)
+
+
+def test_values_arrive_as_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Switches give True, inverse ones False, numbers and words their type; what is not given is left to others."""
+    seen: dict[str, Any] = {}
+
+    def train_run(settings: object, path: Path, **more: object) -> None:
+        seen["settings"] = settings
+        raise UserError("enough")
+
+    monkeypatch.setattr("semisight.runs.train.train_run", train_run)
+    given = ["--no-labels", "--no-consistency", "--epochs", "7", "--learning-rate", "0.5", "--precision", "64",
+             "--hidden-size", "9", "--tag-xi", "3.5", "--minutes", "2"]  # fmt: skip
+    with pytest.raises(SystemExit):
+        cli.main(["train", "builtin:digits", "--out", str(tmp_path / "run"), *given])
+    settings = seen["settings"]
+    assert settings.chosen == {"source", "use_labels", "consistency", "max_epochs", "learning_rate", "precision",
+                               "hidden_size", "embedding_size", "tag_xi", "max_minutes"}  # fmt: skip
+    flat = settings.flat()
+    assert (flat["use_labels"], flat["consistency"], flat["max_epochs"]) == (False, False, 7)
+    assert (flat["learning_rate"], flat["precision"], flat["embedding_size"]) == (0.5, "64", 9)
+    assert (flat["tag_xi"], flat["max_minutes"]) == ("3.5", 2.0)
+
+
+# --- defaults
+
+
+def shown(name: str) -> str:
+    return shown_default(DECLARED[name])
 
 
 def test_defaults_in_the_help_are_the_librarys() -> None:
-    train, model, data = TrainConfig(), ModelSettings(), DataSettings("x")
-    alone = {
-        name: shown_default(name).partition("; with labels: ")[0]
-        for name in get_type_hints(cli.train)
-        if name != "return"
-    }
-    assert alone["epochs"] == str(train.max_epochs)
-    for name in ("batch_size", "schedule", "seed", "device", "precision"):
-        assert alone[name] == str(getattr(train, name))
-    assert float(alone["learning_rate"]) == train.learning_rate
-    assert (alone["minutes"], train.max_minutes) == ("no limit", None)
-    assert (alone["average"], train.average_decay) == ("off", None)
-    for name in ("pooling", "nonlinearity", "gradient"):
-        assert alone[name] == getattr(model, name)
-    assert float(alone["valid_fraction"]) == data.valid_fraction
+    """Where no words stand in for it, a default is shown as it is; where they do, they begin with it."""
+    for name, info in DECLARED.items():
+        if words_of(info)["shown"] is None and not isinstance(info.default, bool):
+            assert shown(name) == ("" if info.default is None else str(info.default))
+    alone = resolve({"source": "x"}).flat()
+    for name in ("max_epochs", "batch_size", "schedule", "nonlinearity", "hidden_size", "min_count"):
+        assert shown(name).split(";")[0] == str(alone[name])
+    assert float(shown("learning_rate").split(";")[0]) == alone["learning_rate"]
+    assert (shown("max_minutes"), alone["max_minutes"]) == ("no limit", None)
+    assert (shown("average_decay").split(";")[0], alone["average_decay"]) == ("off", None)
+    assert shown("consistency") == "consistency" and alone["consistency"]
 
 
-def test_defaults_with_labels_in_the_help_are_those_of_the_settings() -> None:
-    names = ("nonlinearity", "learning_rate", "schedule", "average", "batch_size", "epochs")
-    shown = {name: shown_default(name).partition("; with labels: ")[2] for name in names}
-    few, many = (resolve({"source": "x"}).for_labels(*n) for n in ((100, 50_000), (50_000, 0)))
-    assert shown["nonlinearity"] == few.model.nonlinearity == many.model.nonlinearity
-    assert float(shown["learning_rate"]) == few.train.learning_rate
-    assert shown["schedule"] == few.train.schedule
-    assert float(shown["average"]) == few.train.average_decay
-    assert shown["batch_size"] == f"{few.train.batch_size}, or {many.train.batch_size} if many"
-    assert shown["epochs"] == f"{many.train.max_epochs} or more"
-    assert (shown_default("head"), shown_default("xi"), shown_default("pull")) == (
-        few.labels.head,
-        few.labels.xi,
-        "pull",
-    )
-    assert few.labels.pull
+def test_defaults_with_targets_in_the_help_are_those_of_the_settings() -> None:
+    few, many, words = settled(100, 50_000), settled(50_000, 0), settled(100, 900, captions=1)
+    for settings in (few, many, words):
+        for name in ("nonlinearity", "learning_rate", "schedule", "average_decay"):
+            assert shown(name).partition("; with targets: ")[2] == str(settings.flat()[name])
+    assert shown("batch_size") == f"64; with labels: {few.train.batch_size}, or {many.train.batch_size} if many"
+    assert shown("max_epochs").endswith(f"{many.train.max_epochs} or more")
+    assert shown("head") == few.labels.head
+    assert (shown("xi"), few.labels.xi) == ("10 C times the paper's", "100x")
 
 
 def test_defaults_of_captions_in_the_help_are_those_of_the_settings() -> None:
-    given = resolve({"source": "x", "captions": "c"})
-    few, many = (
-        given.for_captions(100, 0, MANY_CAPTIONS - 1).captions,
-        given.for_captions(100, 0, MANY_CAPTIONS).captions,
-    )
+    few, many = (settled(MANY_CAPTIONS - 1 + more, 0, captions=1).captions for more in (0, 1))
     fewer = f"with fewer than {MANY_CAPTIONS:,} captions"
-    assert shown_default("hidden_size") == f"{many.hidden_size}; {fewer} {few.hidden_size}"
-    assert shown_default("min_count") == f"{many.min_count}; {fewer} {few.min_count}"
-    assert shown_default("cell") == many.cell
-    assert choices(options.Cell) == set(get_args(Cell))
-    assert Search() == Search(*(inspect.signature(cli.caption).parameters[name].default for name in SEARCH))
+    assert shown("hidden_size") == f"{many.hidden_size}; {fewer} {few.hidden_size}"
+    assert shown("min_count") == f"{many.min_count}; {fewer} {few.min_count}"
+    assert (shown("cell"), shown("caption_xi")) == (many.cell, many.caption_xi)
+    defaults = inspect.signature(FUNCTIONS["caption"]).parameters
+    assert Search() == Search(*(defaults[name].default for name in ("codes", "beam", "max_words", "n_best", "seed")))
 
 
-SEARCH = ("codes", "beam", "max_words", "seed")
+def test_the_help_names_every_preset() -> None:
+    assert all(name in str(DECLARED["preset"].description) for name in PRESETS)
 
 
-def test_choices_in_the_help_are_the_librarys() -> None:
-    assert choices(options.Pooling) == set(POOLINGS)
-    assert choices(options.Gradient) == set(ESTIMATORS)
-    assert choices(options.Nonlinearity) == set(get_args(Nonlinearity))
-    assert choices(options.Schedule) == set(get_args(Schedule))
-    assert choices(options.Precision) == set(get_args(Precision))
-    assert choices(options.Head) == set(get_args(HeadName))
-    text = typing.get_args(options.Preset)[1].help
-    assert all(name in text for name in preset_names())
+# --- where settings come from
 
 
 def test_later_places_win(tmp_path: Path) -> None:
@@ -146,6 +174,11 @@ def test_later_places_win(tmp_path: Path) -> None:
     assert (settings.train.max_epochs, settings.train.batch_size, settings.train.learning_rate) == (5, 4, 0.5)
     assert (settings.model.preset, settings.model.layers) == ("mnist", None)
     assert (settings.data.source, settings.data.size, settings.data.channels) == ("a", 28, 1)
+
+
+def test_no_name_is_declared_twice() -> None:
+    every = [name for kind in KINDS for name in fields(kind)]
+    assert len(every) == len(set(every))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,23 @@ def test_train_reads_what_inspect_announces(photos: tuple[Path, Path], tmp_path:
     assert "4 files skipped" in said
     layers = [layer["maps"] for layer in found["architecture"]["layers"]]
     assert f"{len(layers)} layers: {layers[0]} maps" in said
+    assert f"at most {found['expected']['epochs']} epochs" in said
+
+
+def test_with_captions_too_train_reads_what_inspect_announces(
+    photos: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of captions has a size, channels, batches and epochs of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, table = photos[0], tmp_path / "captions.csv"
+    table.write_text("file,caption\n" + "".join(f"home/{i:04d}.jpg,a light ball\n" for i in range(0, 40, 2)))
+    arguments = (folder, "--captions", table, "--channels", "1")
+    found = json.loads(ok("inspect", *arguments, "--format", "json"))
+    assert found["shape"] == [1, 64, 64] and found["captions"] == {"images": 20, "captions": 20}
+    out = ("--out", tmp_path / "run", "--minutes", "0.001", "--no-report", "--hidden-size", "4")
+    said = ok("train", *arguments, *out)
+    assert f"{found['images']} grey images of 64 x 64 pixels" in said
+    assert f"at most {found['expected']['epochs']} epochs" in said
 
 
 def test_likely_mistakes_are_found(tmp_path: Path, photos: tuple[Path, Path]) -> None:
@@ -134,7 +151,7 @@ def test_large_images_are_decoded_by_chance(photos: tuple[Path, Path], monkeypat
 
 
 def test_what_cannot_be_inspected_is_refused(tmp_path: Path) -> None:
-    assert "there is nothing at" in refused("inspect", tmp_path / "gone")
+    assert "is missing" in refused("inspect", tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     assert "is empty" in refused("inspect", tmp_path / "empty")
     (tmp_path / "out.json").write_text("mine")

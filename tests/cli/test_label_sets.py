@@ -14,6 +14,7 @@ from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.runs.images import Sets, part, sets_of, with_labels
 from semisight.runs.settings import DataSettings, resolve
+from tests.cli.commands import settled
 
 
 def digits(**settings: object) -> Sets:
@@ -110,7 +111,7 @@ def test_one_class_is_refused_and_unknown_labels_are_none_and_told() -> None:
         with_labels(some_images([1, 1, -1], ("a", "b")), DataSettings("x"))
     unknown = with_labels(some_images([-1, -1], ("a", "b")), DataSettings("x"))
     assert unknown.labels is None
-    assert unknown.notes == ("a set has labels, but all are unknown: nothing is learned from them",)
+    assert unknown.notes == ("all labels of a set are unknown: nothing is learned from them, only from the images",)
 
 
 @pytest.mark.parametrize(
@@ -157,46 +158,42 @@ def test_labels_of_an_array(tmp_path: Path) -> None:
 
 
 def test_few_labels_many_images() -> None:
-    settings = resolve({"source": "x"}).for_labels(100, 50_000)
+    settings = settled(100, 50_000)
     assert settings.train.batch_size == 32 + 256
-    assert settings.labels.labelled_per_batch == 32
+    assert settings.consistency.labelled_per_batch == 32
     assert settings.train.max_epochs == 21  # of 195 steps: at least 4,000
     assert settings.train.validate_every == 1
-    assert (settings.labels.head, settings.labels.xi, settings.labels.pull) == ("softmax", "tenfold", True)
+    assert (settings.labels.head, settings.labels.xi) == ("softmax", "100x")  # ten times C times the paper's
+    assert settings.consistency.consistency
     assert (settings.model.nonlinearity, settings.train.average_decay) == ("norm-relu", 0.99)
     assert settings.train.patience is None
 
 
 def test_a_small_set_has_smaller_batches_and_more_epochs() -> None:
-    settings = resolve({"source": "x"}).for_labels(10, 100)
+    settings = settled(10, 100)
     assert settings.train.batch_size == 132
     assert settings.train.max_epochs == 4000
     assert settings.train.validate_every == 40
-    many = resolve({"source": "x"}).for_labels(60, 0)
-    assert many.train.batch_size == 60
+    assert settled(60, 0).train.batch_size == 60
 
 
 def test_what_was_chosen_stays() -> None:
-    given = {"source": "x", "batch_size": 16, "epochs": 3, "learning_rate": 0.5, "head": "svm", "xi": "12.5"}
-    settings = resolve(given).for_labels(100, 900)
+    settings = settled(100, 900, batch_size=16, epochs=3, learning_rate=0.5, head="svm", xi="12.5")
     assert (settings.train.batch_size, settings.train.max_epochs, settings.train.learning_rate) == (16, 3, 0.5)
-    assert (settings.labels.head, settings.labels.xi) == ("svm", 12.5)
-    assert settings.labels.labelled_per_batch == 8  # half of so small a batch
-    with pytest.raises(UserError, match="xi must be a number, or paper or pixels or tenfold"):
+    assert (settings.labels.head, settings.labels.xi) == ("svm", "12.5")
+    assert settings.consistency.labelled_per_batch == 8  # half of so small a batch
+    with pytest.raises(UserError, match="xi must be a number, paper, or a multiple such as 10x"):
         resolve({"source": "x", "xi": "much"})
 
 
 def test_the_papers_settings_and_what_wins_over_them(tmp_path: Path) -> None:
-    settings = resolve({"source": "x", "paper": True, "epochs": 7}).for_labels(100, 50_000)
-    assert (settings.labels.head, settings.labels.xi, settings.labels.pull) == ("svm", "paper", False)
-    assert (settings.train.batch_size, settings.labels.labelled_per_batch) == (64, 32)
-    assert (settings.train.learning_rate, settings.train.schedule, settings.train.average_decay) == (
-        2e-4,
-        "constant",
-        None,
-    )
+    settings = settled(100, 50_000, paper=True, epochs=7)
+    assert (settings.labels.head, settings.labels.xi, settings.consistency.consistency) == ("svm", "paper", False)
+    assert (settings.train.batch_size, settings.consistency.labelled_per_batch) == (64, 32)
+    train = settings.train
+    assert (train.learning_rate, train.schedule, train.average_decay) == (2e-4, "constant", None)
     assert (settings.model.nonlinearity, settings.train.patience, settings.train.max_epochs) == ("none", 10, 7)
     file = tmp_path / "settings.yaml"
     file.write_text("paper: true\nhead: softmax\n")
     assert resolve({"source": "x"}, file).labels.head == "softmax"
-    assert not resolve({"source": "x"}, file).labels.pull
+    assert not resolve({"source": "x"}, file).consistency.consistency

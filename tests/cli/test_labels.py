@@ -1,12 +1,14 @@
 """`train` with labels, `predict` and `evaluate`: from a folder with a table of labels to labels for new images."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,18 +16,17 @@ from PIL import Image
 from semisight.data import load
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
+from semisight.files import write_json
+from semisight.inference.labels import FittedCalibration, LabelReader, fit_calibration, fit_to_augmentation
 from semisight.metrics.calibration import Calibration, expected_calibration_error
 from semisight.model.heads.labels import BayesianSVM, Softmax
-from semisight.runs.classifier import Fitted, fit_calibration, fit_to_moves, own_probabilities
-from semisight.runs.evaluating import evaluate, renumbered
-from semisight.runs.label_training import LabelSettings
+from semisight.runs.evaluate import evaluate_labels
 from semisight.runs.run import DataRecord, load_run
-from semisight.runs.settings import resolve
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets, renumbered
 from semisight.training.checkpoint import read_checkpoint
 from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
-from tests.cli.commands import ok, refused, semisight
+from tests.cli.commands import ok, refused, semisight, settled
 
 QUICK = ("--batch-size", "40", "--threads", "1", "--no-report")
 
@@ -75,22 +76,25 @@ def many(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_few_labels_learn_to_tell_digits_apart(few: Path, photos: Path) -> None:
     run = load_run(few)
     assert run.checkpoint.name == "newest.safetensors"  # no label was held out
-    classifier = run.labels()
+    classifier = run.labels
     assert classifier.class_names == ("one", "two", "zero")
-    assert (classifier.n_labelled, classifier.n_held_out, classifier.calibrated) == (15, 0, False)
-    assert "not calibrated" in classifier.believable() and "67 unlabelled images were moved" in classifier.believable()
-    assert classifier.fitted is not None and classifier.fitted.by == "moves"
+    assert (classifier.n_learned, classifier.n_held_out, classifier.calibrated) == (15, 0, False)
+    assert (
+        "not calibrated" in classifier.believable()
+        and "67 unlabelled images were weakly augmented" in classifier.believable()
+    )
+    assert classifier.fitted is not None and classifier.fitted.by == "augmentation"
     images = load(photos, class_per_folder=True).with_labels(
         torch.tensor([{"0": 2, "1": 0, "2": 1}[name[0]] for name in load(photos).names]), classifier.class_names
     )
-    assert evaluate(classifier, images).error < 0.1
+    assert evaluate_labels(run, images).error < 0.1
 
 
 def test_held_out_labels_choose_and_calibrate(many: Path) -> None:
     run = load_run(many)
     assert run.checkpoint.name == "best.safetensors"
-    classifier = run.labels()
-    assert (classifier.n_labelled, classifier.n_held_out) == (81, 9)
+    classifier = run.labels
+    assert (classifier.n_learned, classifier.n_held_out) == (81, 9)
     assert classifier.fitted is not None
     assert (classifier.fitted.n, classifier.fitted.step) == (9, run.step)
     rows = [row for row in read_log(many / "log.csv") if row["split"] == "valid"]
@@ -102,11 +106,10 @@ def test_defaults_reach_the_run(few: Path) -> None:
     run = load_run(few)
     assert run.architecture.nonlinearity == "norm-relu"
     assert (run.config.schedule, run.config.average_decay, run.config.patience) == ("cosine", 0.99, None)
-    about = run.meta["about"]["labels"]
-    assert about["settings"]["head"] == "softmax"
-    assert about["settings"]["labelled_per_batch"] == 20
-    assert isinstance(run.classifier.head if run.classifier else None, Softmax)
-    assert DataRecord.read(few / "data.json").settings.labels == str(few.parent / "labels.csv")
+    assert run.about["targets"]["labels"]["settings"]["head"] == "softmax"
+    assert run.about["settings"]["labelled_per_batch"] == 20
+    assert isinstance(run.labels.head, Softmax)
+    assert DataRecord.read(RunFolder(few)).settings.labels == str(few.parent / "labels.csv")
 
 
 def test_it_says_which_labels_it_uses(photos: Path, tmp_path: Path) -> None:
@@ -119,22 +122,22 @@ def test_it_says_which_labels_it_uses(photos: Path, tmp_path: Path) -> None:
     assert f"Next: semisight predict {tmp_path / 'run'} IMAGES" in out
     out = ok("train", "builtin:digits", "--limit", "60", "--out", tmp_path / "own", "--epochs", "1", *QUICK)
     assert "carried by the set; --no-labels leaves them out" in out
-    assert "every image has a label" in out
+    assert "every image carries something" in out
     out = ok("train", photos, "--out", tmp_path / "none", "--epochs", "1", *QUICK)
     assert "labels: none; learning from the images alone" in out
-    assert load_run(tmp_path / "none").classifier is None
+    assert not load_run(tmp_path / "none").has("labels")
 
 
 def test_options_reach_the_label_model(photos: Path, tmp_path: Path) -> None:
-    more = ["--class-per-folder", "--head", "svm", "--xi", "3.5", "--no-pull", "--labels-per-class", "4"]
+    more = ["--class-per-folder", "--head", "svm", "--xi", "3.5", "--no-consistency", "--labels-per-class", "4"]
     ok("train", photos, "--out", tmp_path / "run", "--epochs", "1", *QUICK, *more)
     run = load_run(tmp_path / "run")
-    assert isinstance(run.labels().head, BayesianSVM)
-    assert (run.labels().settings.xi, run.labels().settings.pull, run.labels().n_labelled) == (3.5, False, 12)
+    assert isinstance(run.labels.head, BayesianSVM) and run.labels.n_learned == 12
+    assert (run.about["settings"]["xi"], run.about["settings"]["consistency"]) == ("3.5", False)
     ok("train", photos, "--out", tmp_path / "paper", "--epochs", "1", "--paper", "--class-per-folder", "--no-report")
     paper = load_run(tmp_path / "paper")
     assert (paper.config.learning_rate, paper.architecture.nonlinearity) == (2e-4, "none")
-    assert paper.labels().settings.xi == "paper"
+    assert paper.about["settings"]["xi"] == "paper"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_tables_that_cannot_be_used(photos: Path, tmp_path: Path, rows: str, fra
         (["--class-per-folder", "--labels-per-class", "31"], "3 classes have fewer labels: 0 (30), 1 (30), 2 (30)"),
         (["--labels-per-class", "3"], "carries no labels"),
         (["--class-per-folder", "--xi", "much"], "xi must be a number"),
-        (["--class-per-folder", "--moves", "far"], "moves must be 'auto', 'drawings' or 'photos'"),
+        (["--class-per-folder", "--augment", "far"], "drawings"),
         (["--class-per-folder", "--xi", "-1"], "xi must be a number of at least 0"),
         (["--class-per-folder", "--head", "tree"], "softmax"),
     ],
@@ -193,10 +196,9 @@ def test_resumed_it_equals_an_uninterrupted_run(photos: Path, tmp_path: Path) ->
     ok("train", "--out", tmp_path / "twice", "--resume", "--epochs", "24", "--no-report")
     ok("train", *first, "--out", tmp_path / "once", "--epochs", "24")
     once, twice = (read_checkpoint(RunFolder(tmp_path / name).newest) for name in ("once", "twice"))
-    for part in ("model", "averaged"):
-        assert once.part(part).keys() == twice.part(part).keys()
+    for part in ("model", "head.labels", "training"):
+        assert once.part(part) and once.part(part).keys() == twice.part(part).keys()
         assert all(torch.equal(once.part(part)[name], twice.part(part)[name]) for name in once.part(part))
-    assert int(once.part("model")["refreshed"]) == 1
     (tmp_path / "labels.csv").write_text(table(photos, 5))
     assert "data.train" in refused("train", "--out", tmp_path / "twice", "--resume", "--epochs", "25")
 
@@ -228,7 +230,7 @@ def test_predict_in_three_formats(few: Path, photos: Path, tmp_path: Path) -> No
 
 def test_predict_to_a_file_replaces_nothing_unasked(many: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "labels.csv"
-    assert f"90 labels in {out}" in ok("predict", many, photos, "--format", "csv", "--out", out)
+    assert f"labels of 90 images in {out}" in ok("predict", many, photos, "--format", "csv", "--out", out)
     assert len(out.read_text().splitlines()) == 91
     assert "--overwrite" in refused("predict", many, photos, "--out", out)
     one = ok("predict", many, next((photos / "0").iterdir()), "--format", "json")
@@ -236,8 +238,8 @@ def test_predict_to_a_file_replaces_nothing_unasked(many: Path, photos: Path, tm
 
 
 def test_labels_are_asked_of_a_run_that_has_none(shared_run: Path, few: Path) -> None:
-    for command in ("predict", "evaluate"):
-        assert "learned from images alone and knows no labels" in refused(command, shared_run, "builtin:digits")
+    assert "neither labels nor tags: semisight embed" in refused("predict", shared_run, "builtin:digits")
+    assert "has learned no labels" in refused("evaluate", shared_run, "builtin:digits")
     assert "all labels of" in refused("evaluate", few)
 
 
@@ -301,41 +303,37 @@ def test_labels_are_matched_by_name() -> None:
 # --- probabilities
 
 
-def test_few_labels_are_as_sure_as_moved_images_are_steady(tmp_path: Path) -> None:
-    """Moved images that agree as often as a scale says give that scale back; what was fitted survives a file."""
+def test_few_labels_are_as_sure_as_augmented_images_are_steady() -> None:
+    """Augmented images that agree as often as a scale says give that scale back; what was fitted survives a file."""
     generator = torch.Generator().manual_seed(0)
     decision = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
     taken_for = (3 * decision).softmax(1).multinomial(1, generator=generator).squeeze(1)
-    found = fit_to_moves(decision, torch.nn.functional.one_hot(taken_for, 3).double(), 7)
+    found = fit_to_augmentation(decision, torch.nn.functional.one_hot(taken_for, 3).double(), 7)
     assert found.calibration.scale.tolist() == pytest.approx([3, 3, 3], rel=0.08)
-    found.write(tmp_path / "again.json")
-    again = Fitted.read(tmp_path / "again.json")
-    assert again is not None and (again.step, again.n, again.by) == (7, 4000, "moves") and math.isnan(again.error)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    again = FittedCalibration.from_dict(told)
+    assert (again.step, again.n, again.by) == (7, 4000, "augmentation") and math.isnan(again.error)
     assert torch.equal(again.calibration.scale, found.calibration.scale)
-    told = json.loads((tmp_path / "again.json").read_text())
     assert told["calibration_error"] is None
 
 
 def test_a_calibration_of_other_weights_is_not_used(many: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(many, tmp_path / "run"))
-    fitted = Fitted.read(run / "calibration.json")
+    fitted = load_run(run).labels.fitted
     assert fitted is not None
-    Fitted(fitted.calibration, fitted.step + 1, fitted.n, fitted.error).write(run / "calibration.json")
-    classifier = load_run(run).labels()
+    write_json(run / "calibration.json", dataclasses.replace(fitted, step=fitted.step + 1).to_dict())
+    classifier = load_run(run).labels
     assert not classifier.calibrated
     assert "not the checkpoint" in classifier.believable()
     (run / "calibration.json").write_text('{"step": 1}')
     assert "damaged" in refused("predict", run, "builtin:digits")
 
 
-def test_calibration_survives_its_file(tmp_path: Path) -> None:
-    fitted = Fitted(Calibration(torch.tensor([1.5, 2.0]).double(), torch.tensor([0.0, 0.1]).double()), 7, 30, 0.05)
-    fitted.write(tmp_path / "calibration.json")
-    again = Fitted.read(tmp_path / "calibration.json")
-    assert again is not None
-    assert (again.step, again.n, again.error) == (7, 30, 0.05)
-    assert torch.equal(again.calibration.scale, fitted.calibration.scale)
-    assert Fitted.read(tmp_path / "none.json") is None
+def test_calibration_survives_its_file() -> None:
+    calibration = Calibration(torch.tensor([1.5, 2.0]).double(), torch.tensor([0.0, 0.1]).double())
+    again = FittedCalibration.from_dict(json.loads(json.dumps(FittedCalibration(calibration, 7, 30, 0.05).to_dict())))
+    assert (again.step, again.n, again.error, again.by) == (7, 30, 0.05, "labels")
+    assert torch.equal(again.calibration.scale, calibration.scale)
 
 
 @pytest.mark.parametrize("n", [60, 4000])
@@ -357,9 +355,9 @@ def test_the_svms_own_probabilities() -> None:
         s = 0.1 * torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
         wanted, decision = head.log_prob_all(s).softmax(1), head.decision(s)
     assert float(decision.abs().max()) < 1
-    own = own_probabilities(LabelSettings(head="svm", gamma=0.7), 3)
+    own = LabelReader(head, ("a", "b", "c")).calibration
     torch.testing.assert_close(own.probabilities(decision), wanted)
-    assert own_probabilities(LabelSettings(head="softmax"), 3).scale.tolist() == [1, 1, 1]
+    assert LabelReader(Softmax(5, 3), ("a", "b", "c")).calibration.scale.tolist() == [1, 1, 1]
 
 
 def test_hidden_labels_measure_a_trial(tmp_path: Path) -> None:
@@ -378,18 +376,37 @@ def test_labels_that_have_moved(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ok("train", photos, "--labels", tmp_path / "labels.csv", "--out", run, "--epochs", "1", *QUICK)
     (tmp_path / "labels.csv").rename(tmp_path / "moved.csv")
-    assert "--labels if the labels have" in refused("report", run)
+    assert "give --labels FILE" in refused("report", run)
     with pytest.raises(UserError, match=r"labels\.csv"):
         reload_sets(load_run(run))
     assert reload_sets(load_run(run), labels=str(tmp_path / "moved.csv")).n_present("labels") == 12
 
 
 def test_settings_follow_the_number_of_labels() -> None:
-    few = resolve({"source": "x"}).for_labels(100, 49_900)
-    many = resolve({"source": "x"}).for_labels(4000, 36_000)
-    assert (few.labels.labelled_per_batch, few.train.batch_size) == (32, 288)
-    assert (many.labels.labelled_per_batch, many.train.batch_size) == (256, 512)
-    chosen = resolve({"source": "x", "batch_size": 100}).for_labels(4000, 36_000)
-    assert (chosen.labels.labelled_per_batch, chosen.train.batch_size) == (32, 100)
-    nearly_all = resolve({"source": "x"}).for_labels(9000, 1000)
-    assert nearly_all.train.batch_size == 128
+    few, many = settled(100, 49_900), settled(4000, 36_000)
+    assert (few.consistency.labelled_per_batch, few.train.batch_size) == (32, 288)
+    assert (many.consistency.labelled_per_batch, many.train.batch_size) == (256, 512)
+    chosen = settled(4000, 36_000, batch_size=100)
+    assert (chosen.consistency.labelled_per_batch, chosen.train.batch_size) == (32, 100)
+    assert settled(9000, 1000).train.batch_size == 128
+
+
+def test_labels_that_are_all_unknown_are_a_warning(photos: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.full(90, -1))
+    arguments = (photos, "--labels", tmp_path / "labels.npy")
+    out = ok("train", *arguments, "--out", tmp_path / "run", "--epochs", "1", *QUICK)
+    assert "labels.npy are unknown: nothing is learned from them" in out
+    assert "labels: none; learning from the images alone" in out
+    found = json.loads(ok("inspect", *arguments, "--format", "json"))
+    assert found["classes"] is None and "are unknown" in found["mistakes"][0]["message"]
+
+
+def test_cells_that_look_like_formulas_are_marked_and_names_do_not_give_orders(many: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    Image.new("L", (8, 8)).save(folder / "=cmd.png")
+    Image.new("L", (8, 8)).save(folder / "a\x1b[31mred.png")
+    rows = list(csv.DictReader(io.StringIO(ok("predict", many, folder, "--format", "csv"))))
+    assert rows[0]["file"] == "'=cmd.png"
+    table = ok("predict", many, folder)
+    assert "\x1b" not in table and "red.png" in table

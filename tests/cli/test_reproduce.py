@@ -46,7 +46,7 @@ def test_means_and_spreads_over_splits() -> None:
         (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
         (["table2"], "--data FOLDER"),
         (["table2", "--compare", "consistency,local"], "no results to compare at results/table2.csv"),
-        (["table2", "--data", "nowhere"], "there is nothing at nowhere"),
+        (["table2", "--data", "nowhere"], "nowhere is missing"),
     ],
 )
 def test_mistakes_are_told(

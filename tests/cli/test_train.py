@@ -34,11 +34,11 @@ def test_a_run_folder_holds_everything(shared_run: Path) -> None:
     ):
         assert (shared_run / name).is_file(), name
     meta = json.loads((shared_run / "config.json").read_text())
-    assert meta["about"]["architecture"]["image_shape"] == [1, 8, 8]
-    assert meta["about"]["pooling"] == "expected"
+    assert meta["about"]["model"]["architecture"]["image_shape"] == [1, 8, 8]
+    assert meta["about"]["model"]["pooling"] == "expected"
     assert meta["config"]["batch_size"] == 16
     assert "torch" in meta["versions"]
-    record = DataRecord.read(shared_run / "data.json")
+    record = DataRecord.read(RunFolder(shared_run))
     assert (record.n_train, record.n_valid, record.settings.source) == (32, 8, "builtin:digits")
 
 
@@ -79,8 +79,8 @@ def test_settings_reach_the_model(tmp_path: Path) -> None:
     run = load_run(tmp_path)
     assert run.architecture.image_shape == (1, 12, 12)
     assert run.architecture.nonlinearity == "relu"
-    assert run.model.pooling == "sampled"
-    assert run.meta["about"]["gradient"] == "nvil"
+    assert not run.model.encoder.mean_is_exact  # its places are drawn
+    assert (run.about["model"]["pooling"], run.about["model"]["gradient"]) == ("sampled", "nvil")
     config = run.config
     assert (config.schedule, config.learning_rate, config.seed, config.precision) == ("cosine", 0.01, 3, "64")
     assert not (tmp_path / "report.html").exists()
@@ -188,7 +188,7 @@ def test_resume_refuses_other_images_and_settings(own_run: Path) -> None:
     record = (own_run / "data.json").read_text()
     assert "data.train" in refused("train", "builtin:digits", "--limit", "30", "--out", own_run, "--resume")
     assert "learning_rate" in refused("train", "--out", own_run, "--resume", "--learning-rate", "0.5")
-    assert "about.pooling" in refused("train", "--out", own_run, "--resume", "--pooling", "sampled")
+    assert "about.model.pooling" in refused("train", "--out", own_run, "--resume", "--pooling", "sampled")
     assert (own_run / "data.json").read_text() == record
 
 
@@ -259,7 +259,7 @@ def test_a_busy_machine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "--out", "RUN"], "which images"),
         (["train", "builtin:digits", "--out", "RUN", "--resume"], "no run in RUN to resume"),
         (["train", "builtin:digits", "--out", "RUN", "--resume", "--overwrite"], "give one of them"),
-        (["train", "nowhere", "--out", "RUN"], "there is nothing at nowhere"),
+        (["train", "nowhere", "--out", "RUN"], "nowhere is missing"),
         (["train", "scenes", "--out", "RUN"], "Did you mean builtin:scenes"),
         (["train", "empty", "--out", "RUN"], "empty"),
         (["train", "builtin:digits", "--out", "file.txt"], "is a file"),
@@ -271,7 +271,7 @@ def test_a_busy_machine_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["train", "builtin:digits", "--out", "RUN", "--config", "file.txt"], "file.txt"),
         (["train", "builtin:digits", "--out", "RUN", "--gradient", "reinforce"], "straight-through"),
         (["train", "builtin:digits", "--out", "RUN", "--device", "tpu"], "tpu"),
-        (["train", "builtin:digits", "--out", "RUN", "--epochs", "0"], "max_epochs must be above 0"),
+        (["train", "builtin:digits", "--out", "RUN", "--epochs", "0"], "max_epochs must be at least 1"),
         (["train", "builtin:digits", "--out", "RUN", "--valid-fraction", "1.5"], "valid_fraction"),
         (["train", "builtin:digits", "--out", "RUN", "--size", "-3"], "size"),
     ],

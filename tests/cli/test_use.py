@@ -15,7 +15,7 @@ from semisight.runs.outputs import png_names
 from semisight.runs.pictures import grid, to_pixels
 from semisight.runs.run import load_run
 from semisight.training.checkpoint import read_checkpoint
-from tests.cli.commands import ok, refused
+from tests.cli.commands import ok, refused, semisight
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_load_run_gives_the_averaged_weights_of_the_best_checkpoint(shared_run: 
     assert run.checkpoint.name == "best.safetensors"
     assert not run.model.training
     checkpoint = read_checkpoint(run.checkpoint)
-    name = "model.decoder.dictionaries.0"
-    assert torch.equal(run.objective.state_dict()[name], checkpoint.part("averaged")[name])
-    assert not torch.equal(checkpoint.part("averaged")[name], checkpoint.part("model")[name])
+    name, loaded = "decoder.dictionaries.0", run.model.state_dict()
+    assert torch.equal(loaded[name], checkpoint.part("model")[name])
+    assert not torch.equal(loaded[name], checkpoint.part("training")[f"weights/model.{name}"])
 
 
 def test_load_run_takes_the_newest_where_there_is_no_best(own_run: Path) -> None:
@@ -62,9 +62,8 @@ def test_generate_is_decided_by_the_seed(shared_run: Path, tmp_path: Path) -> No
 
 
 def test_reconstruct_a_folder_keeps_the_names(shared_run: Path, photos: Path, tmp_path: Path) -> None:
-    out = ok("reconstruct", shared_run, photos, "--out", tmp_path / "out")
-    assert "3 reconstructions" in out
-    assert "1 file skipped" in out
+    result = semisight("reconstruct", shared_run, photos, "--out", tmp_path / "out")
+    assert result.code == 0 and "3 reconstructions" in result.out and "1 file skipped" in result.err
     found = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png"))
     assert found == ["a.png", "b.png", "inner/a.png"]
     with Image.open(tmp_path / "out" / "a.png") as picture:
@@ -156,7 +155,7 @@ def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "wide.npz", images=np.random.default_rng(0).integers(0, 256, (8, 8, 12), np.uint8))
     ok("train", tmp_path / "wide.npz", "--out", tmp_path / "run", "--epochs", "1", "--batch-size", "4")
     with pytest.raises(UserError, match="12 x 8"):
-        from semisight.runs.outputs import load_for
+        from semisight.runs.run_images import load_for
 
         load_for(load_run(tmp_path / "run"), "builtin:digits")
 

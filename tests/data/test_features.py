@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from semisight.data import load
 from semisight.data.features import Features, is_feature_file, read_features, refuse_unmarked
 from semisight.errors import UserError
 
@@ -149,3 +150,9 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"pyarrow is needed: pip install 'semisight\[parquet\]'"):
         read_features(tmp_path / "rows.parquet")
+
+
+def test_rows_in_an_npy_file_are_not_taken_for_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", ROWS)
+    with pytest.raises(UserError, match=r"two things.*mark them: features:.*rows\.npy"):
+        load(tmp_path / "rows.npy")

@@ -167,7 +167,7 @@ def test_the_validator_of_labels_is_the_error_of_validation_images(
     row = replace(table2.LOCAL, epochs=2)
     label_rows.train(row, compose(row, few.train, 0), few, 0, tmp_path, ASKED)
     assert len(said) == 2
-    (model, head, images, labels), last = said[-1]
+    (model, head, images, _), last = said[-1]
     assert images is few.valid and last["error"] == label_error(model, head, few.valid, labels_of(few.valid))
 
 

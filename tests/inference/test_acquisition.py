@@ -55,6 +55,14 @@ def test_a_label_unlike_its_neighbours_is_the_most_doubtful() -> None:
     assert float(against[torch.arange(60) != 7].max()) < 0.2 < float(against[7])
 
 
+def test_an_image_has_no_vote_on_its_own_label() -> None:
+    """Where no neighbour has its label, the neighbours give it nothing: half of what the model gives is left."""
+    labels = torch.tensor([0, 0, 0, 0, 1])
+    seen = Seen(around([0.0, 5.0, 10.0, 180.0, 4.0]), torch.full((5, 2), 0.5))
+    against, instead = doubt_in_labels(seen, labels)
+    assert float(against[4]) == pytest.approx(0.75) and int(instead[4]) == 0
+
+
 def test_a_single_label_is_judged_by_the_model_alone() -> None:
     labels = torch.tensor([1, -1])
     against, instead = doubt_in_labels(Seen(torch.zeros(2, 2), torch.tensor([[0.9, 0.1], [0.5, 0.5]])), labels)

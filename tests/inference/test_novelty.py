@@ -34,6 +34,22 @@ def test_the_code_is_found_from_half_of_the_pixels() -> None:
     assert (found - images)[known].abs().max() < 0.05
 
 
+def test_the_code_given_known_pixels_is_that_of_the_regression_with_its_prior() -> None:
+    """(I + alpha0 A'MA)^-1 alpha0 A'M (X - bias), A by differentiating the decoder, where the prior matters."""
+    model = model_with(alpha0=2.0)
+    generator = torch.Generator().manual_seed(0)
+    z = model.prior_places(1, generator)
+    images = torch.rand(1, 1, 8, 8, generator=generator)
+    known = torch.rand(images.shape, generator=generator) < 0.5
+    zero = torch.zeros(1, TINY.code_size)
+    a = torch.autograd.functional.jacobian(lambda code: model.decode(code, z).flatten(), zero)[:, 0]  # [pixels, J]
+    masked = a * known.flatten()[:, None]
+    precision = torch.eye(TINY.code_size) + 2.0 * masked.T @ a
+    code = torch.linalg.solve(precision, 2.0 * masked.T @ (images.flatten() - 0.4))
+    found = _from_known(model, images, known, tuple(one.argmax(0) for one in z))
+    torch.testing.assert_close(found.flatten(), a @ code + 0.4, atol=1e-4, rtol=0)
+
+
 def test_nothing_known_gives_the_prior_mean_and_everything_known_stays() -> None:
     model = model_with(alpha0=50.0)
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -36,7 +36,7 @@ def test_error_and_nll_of_the_labels_that_are_known() -> None:
         -(logits * 10**scale).log_softmax(1).gather(1, labels[:40, None]).mean().item()
         for scale in torch.linspace(-2, 5, 700)
     ]
-    assert found["nll"] == pytest.approx(min(every), rel=1e-3)
+    assert min(every) - 1e-4 < found["nll"] < 1.01 * min(every)  # it is fitted with one image's worth of doubt
     assert label_terms(model, head, images, torch.full((60,), -1)) == {}
 
 

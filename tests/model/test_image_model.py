@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
@@ -85,3 +86,18 @@ def test_a_code_drawn_from_q_has_its_mean_and_spread() -> None:
     posterior = model.encode(image, torch.Generator().manual_seed(0))
     torch.testing.assert_close(posterior.code.mean(0), posterior.mean[0], atol=0.05, rtol=0)
     torch.testing.assert_close(posterior.code.std(0), posterior.log_spread[0].exp(), atol=0, rtol=0.06)
+
+
+def test_max_pooling_is_the_largest_of_each_block() -> None:
+    """VAE-d, by torch's own convolution and pooling; drawn and for prediction alike."""
+    architecture = Architecture((2, 14, 14), (Layer(3, 3, 2), Layer(4, 3, 2), Layer(5, 2)))
+    model = ImageModel.of(architecture, "max")
+    images = torch.rand(4, 2, 14, 14, generator=torch.Generator().manual_seed(1))
+    model.start_from(images)
+    encoder, c = model.encoder, (images - images.mean(0)) / model.encoder.scale  # type: ignore[attr-defined]
+    for filters in encoder.filters[:-1]:  # type: ignore[attr-defined]
+        c = F.max_pool2d(F.conv2d(c, filters), 2)
+    top = F.conv2d(c, encoder.filters[-1])  # type: ignore[attr-defined]
+    mu, _ = encoder.code_mlp(batch_last(top))  # type: ignore[attr-defined]
+    torch.testing.assert_close(model.encode(images, torch.Generator()).mu, mu, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoder.moments(batch_last(images))[0], mu, rtol=1e-4, atol=1e-5)

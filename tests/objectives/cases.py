@@ -135,7 +135,7 @@ class Age(nn.Module, Target):
     def believe(self, code: Tensor) -> PseudoAges:
         return PseudoAges(self.head(code)[:, 0] + 0.3)  # were it the mean itself, there would be nothing to learn
 
-    def learn(self, pseudo: PseudoAges, which: Tensor, seen: list[Tensor], step: int) -> Learned:
+    def learn(self, pseudo: PseudoAges, rows: Tensor, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         total = torch.stack([self.log_prob(pseudo.ages, code[which]).sum() for code in seen]).mean()
         return Learned(self.weight(step) * per_other(self.rho) * total / len(which), {"pseudo": total.detach()})
 
@@ -183,11 +183,12 @@ def target_of(kind: str, known: Tensor = SOME, xi: Xi | None = None, name: str |
 
 
 def size_of(target: Any, rows: Any) -> Tensor:
-    """How many numbers the target of each image with one has: C, T or 1; of captions, where each has one."""
+    """How many numbers the target of each image with one has: C, T or 1; of tags, those that are known on average."""
     if isinstance(target, Labels):
         return torch.full((N,), 3.0)
     if isinstance(target, Tags):
-        return torch.full((N,), 4.0)
+        known = TAGS[torch.arange(N) % 3][SOME] >= 0
+        return torch.full((N,), 4.0 * float(known.float().mean()))
     if isinstance(target, Captions):
         sizes = torch.ones(N)
         sizes[rows.owners] = words_per_caption(rows.captions).float()

@@ -41,6 +41,12 @@ def test_the_running_mean_comes_to_what_is_seen() -> None:
     torch.testing.assert_close(seen, torch.tensor([0.6, 0.2, 0.2]), atol=1e-3, rtol=0)
 
 
+def test_one_step_moves_the_running_mean_by_a_hundredth() -> None:
+    seen = EQUAL.clone()
+    remember(seen, beliefs(scores([0.7, 0.2, 0.1])))
+    torch.testing.assert_close(seen, 0.99 * EQUAL + 0.01 * torch.tensor([0.7, 0.2, 0.1]))
+
+
 def test_what_parts_of_a_batch_say_adds_up_and_no_image_says_nothing() -> None:
     whole = scores([0.7, 0.2, 0.1], [0.5, 0.2, 0.3], [0.1, 0.1, 0.8])
     torch.testing.assert_close(beliefs(whole[:1]) + beliefs(whole[1:]) + beliefs(whole[:0]), beliefs(whole))

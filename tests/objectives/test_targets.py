@@ -13,7 +13,8 @@ from semisight.errors import UserError
 from semisight.model.posterior import Posterior, batch_last
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.joint import Joint
-from semisight.objectives.step import Rows
+from semisight.objectives.step import Rows, Step
+from semisight.objectives.tags import Tags
 from semisight.objectives.targets import Xi
 from semisight.training.checkpoint import load_parts, read_checkpoint, write_checkpoint
 from semisight.training.config import TrainConfig
@@ -311,12 +312,13 @@ def test_pseudo_targets_are_the_teacher_s_of_the_weak_view_and_learned_on_the_st
     result = step(joint)
     assert all(torch.equal(parameter, before[name]) for name, parameter in joint.named_parameters())
 
-    believed = other.believe(teacher.model.mean_code(picture(weak=True)[~SOME], torch.Generator()))
+    lacking = target.lacking()
+    believed = other.believe(teacher.model.mean_code(picture(weak=True)[lacking], torch.Generator()))
     view = joint.encode(picture(weak=False), torch.Generator().manual_seed(3), ALL)
     generator = torch.Generator().manual_seed(3)
     joint.encode(picture(weak=False), generator, ALL)
     rows, seen = target.rows(torch.arange(N), generator, ALL), target.see([view])
-    gain = target.gain(rows, seen, 0)[0] + 2.0 * target.learn(believed, ~SOME, seen, 0).gain
+    gain = target.gain(rows, seen, 0)[0] + 2.0 * target.learn(believed, rows, lacking, seen, 0).gain
     loss = -target.scale(0) * gain - target.log_prior(0)
     torch.testing.assert_close(result.loss, loss, rtol=1e-4, atol=1e-3)
     theirs, ours = gradients(joint, loss), gradients(joint, result.loss)
@@ -324,10 +326,10 @@ def test_pseudo_targets_are_the_teacher_s_of_the_weak_view_and_learned_on_the_st
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-3, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
 
     for wrong in (  # every other combination gives another loss: the check above can fail
-        target.believe(joint.model.mean_code(picture(weak=True)[~SOME], torch.Generator())),
-        other.believe(teacher.model.mean_code(picture(weak=False)[~SOME], torch.Generator())),
+        target.believe(joint.model.mean_code(picture(weak=True)[lacking], torch.Generator())),
+        other.believe(teacher.model.mean_code(picture(weak=False)[lacking], torch.Generator())),
     ):
-        gain = target.gain(rows, seen, 0)[0] + 2.0 * target.learn(wrong, ~SOME, seen, 0).gain
+        gain = target.gain(rows, seen, 0)[0] + 2.0 * target.learn(wrong, rows, lacking, seen, 0).gain
         assert float(-target.scale(0) * gain - target.log_prior(0)) != pytest.approx(float(loss), rel=1e-4)
 
 
@@ -344,10 +346,14 @@ def test_without_a_teacher_the_weights_themselves_believe(kind: str) -> None:
 @every_target
 def test_a_target_that_all_images_carry_has_no_pseudo_targets(kind: str) -> None:
     everywhere = torch.ones(N, dtype=torch.bool)
-    with_them, without = (
-        step(Joint(model_with("expected"), [target_of(kind, everywhere)], consistency=only(pseudo_labels=weight)))
-        for weight in (1.0, 0.0)
-    )
+
+    def found(weight: float) -> Step:
+        target = target_of(kind, everywhere)
+        if isinstance(target, Tags):  # with every entry known
+            target = Tags(target.head, target.values.clamp_min(0), threshold=0.6)
+        return step(Joint(model_with("expected"), [target], consistency=only(pseudo_labels=weight)))
+
+    with_them, without = found(1.0), found(0.0)
     assert torch.equal(with_them.loss, without.loss) and with_them.terms.keys() == without.terms.keys()
 
 
@@ -358,8 +364,10 @@ def test_an_image_with_a_pseudo_target_never_weighs_more_than_one_that_carries_i
     for rho in (0.25, 0.5, 0.75):
         target = target_of(kind, xi=Xi(2.0))
         target.balance(PIXELS, rho)
+        target.rho = rho  # of tags, the share of entries
+        rows = target.rows(torch.arange(N), torch.Generator(), ALL)
         believed = target.believe(view.mean[~SOME])
-        found[rho] = float(target.scale(0) * target.learn(believed, ~SOME, target.see([view]), 0).gain.detach())
+        found[rho] = float(target.scale(0) * target.learn(believed, rows, ~SOME, target.see([view]), 0).gain.detach())
     assert found[0.25] != 0
     assert found[0.25] == pytest.approx(found[0.5] / 3, rel=1e-4)
     assert found[0.75] == pytest.approx(found[0.5], rel=1e-4)

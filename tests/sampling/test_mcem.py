@@ -15,6 +15,7 @@ from semisight.model.architecture import Architecture
 from semisight.model.decoder import Decoder
 from semisight.model.heads.labels import BayesianSVM
 from semisight.model.posterior import flat_code, maps_of_code
+from semisight.sampling import mcem as mcem_module
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.dictionaries_above import Solver
 from semisight.sampling.latents import Latents, SweepOptions
@@ -104,8 +105,35 @@ def test_gradient_steps_raise_the_posterior() -> None:
     assert len(seen) == 60 and seen[-1].mean_square < seen[0].mean_square
 
 
+def test_a_gradient_step_follows_the_posterior_per_image() -> None:
+    """Of the bias by hand: the mean over images of the log-joint, and the prior counted once for all of them."""
+    images = draw_images(tiny_decoder(ONE_Z, seed=1), 8)
+    decoder = tiny_decoder(ONE_Z, seed=2)
+    chain = MCEM(decoder, images, MCEMConfig(iterations=5, priors=PRIORS))
+    before = copy.deepcopy(decoder)
+    chain._gradient_step(torch.arange(8))
+    x, latents = images.movedim(0, -1), chain.latents
+    rest = x - before(latents.s, Completed(x, latents.s, latents.places).z(before)).mean
+    slope = float(before.log_alpha0.detach().exp()) * rest.mean(-1, keepdim=True)
+    slope = slope - PRIORS.bias_precision * (before.image_bias - PRIORS.bias_mean) / 8
+    assert decoder.image_bias.grad is not None
+    torch.testing.assert_close(-decoder.image_bias.grad, slope.detach())
+
+
 def toy_head(gamma: float = 1.5, precision: float = 1.0) -> BayesianSVM:
     return BayesianSVM(ONE_Z.code_size, 3, gamma=gamma, generator=generator(5), precision=precision).double()
+
+
+@pytest.mark.parametrize("m_step", ["exact", "gradient"])
+def test_an_image_counts_once_for_beta_however_often_it_is_drawn(m_step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    monkeypatch.setattr(mcem_module, "maximise_beta", lambda head, labels, codes, w, seed: seen.append((labels, w)))
+    config = MCEMConfig(iterations=1, n_samples=3, m_step=m_step, priors=PRIORS, solver=SOLVER)  # type: ignore[arg-type]
+    labels = torch.tensor([0, 1, 2, -1])
+    MCEM(tiny_decoder(ONE_Z, seed=2), draw_images(tiny_decoder(ONE_Z, seed=1), 4), config, labels, toy_head()).iterate()
+    ((given, weight),) = seen
+    for label in labels.tolist():
+        assert float(weight[given == label].sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("m_step", ["exact", "gradient"])

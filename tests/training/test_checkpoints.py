@@ -109,13 +109,12 @@ def test_differences_name_the_keys() -> None:
     assert differences({"a": {"b": 1, "c": [2]}}, {"a": {"b": 3, "c": [2]}, "d": 4}) == ["a.b: 1 -> 3", "d: None -> 4"]
 
 
-def test_clearing_a_run_leaves_other_files(tmp_path: Path) -> None:
+def test_the_checkpoint_to_use_is_the_best_or_else_the_newest(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert not run.holds_a_run
     with pytest.raises(UserError, match="no checkpoint"):
         run.best_or_newest()
     write_checkpoint(run.newest, Checkpoint({}))
-    (tmp_path / "notes.txt").write_text("mine")
     assert run.holds_a_run and run.best_or_newest() == run.newest
-    run.clear()
-    assert not run.holds_a_run and (tmp_path / "notes.txt").exists()
+    write_checkpoint(run.best, Checkpoint({}))
+    assert run.best_or_newest() == run.best

@@ -183,13 +183,15 @@ def test_a_finished_run_is_resumed_without_a_row_standing_twice(tmp_path: Path) 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
     train_toy(tmp_path, max_steps=2)
-    with pytest.raises(UserError, match="already holds a run: resume it, overwrite it"):
+    with pytest.raises(UserError, match=r"already holds a run: go on with it \(--resume\), replace it \(--overwrite\)"):
         train_toy(tmp_path, max_steps=2)
+    (tmp_path / "notes.txt").write_text("mine")
     toy, _ = train_toy(tmp_path, overwrite=True, max_steps=3)
+    assert (tmp_path / "notes.txt").read_text() == "mine", "only the files of a run are thrown away"
     assert toy.seen == [0, 1, 2] and [row["step"] for row in read_log(tmp_path / "log.csv")] == [2, 3]
     with pytest.raises(UserError, match=r"no run in .* to resume"):
         train_toy(tmp_path / "nothing", resume=True)
-    with pytest.raises(UserError, match="exclude each other"):
+    with pytest.raises(UserError, match="give one of them"):
         train_toy(tmp_path, resume=True, overwrite=True)
     RunFolder(tmp_path).newest.unlink()  # killed before its first checkpoint: resuming begins at the beginning
     RunFolder(tmp_path).best.unlink()

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from semisight.untrusted import printable
-
 if TYPE_CHECKING:
     from semisight.data.image_set import ImageSet
     from semisight.runs.run import Run, Which
@@ -30,6 +28,8 @@ def note(message: str) -> None:
 
 
 def _shown(message: str) -> str:
+    from semisight.untrusted import printable
+
     """Lines that a terminal shows and does not obey: a file's name may hold anything."""
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in message.split("\n"))
 

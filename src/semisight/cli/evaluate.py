@@ -61,10 +61,19 @@ def evaluate(
     """
     from semisight.cli.render import evaluation, notes_of
     from semisight.runs.evaluate import evaluate_captions, evaluate_labels, evaluate_tags
+    from semisight.runs.images import BUILTIN
     from semisight.runs.run_images import captioned_images, labelled_images, tagged_images
 
-    loaded = open_run(run, checkpoint, device, out, overwrite)
-    folders = bool(class_per_folder)
+    given: dict[str, dict[str, Any]] = {
+        "labels": {"--labels": labels, "--class-per-folder": class_per_folder, "--top": top},
+        "tags": {"--tags": tags},
+        "captions": {"--captions": captions, "--split": split},
+    }
+    if part is not None and any(value is not None for value in given["captions"].values()):
+        raise UserError("--part is about labels and tags, and captions are evaluated here: leave it out.")
+    if data is None:  # those that the run has
+        tags, captions = (None if word == BUILTIN else word for word in (tags, captions))
+    folders, loaded = bool(class_per_folder), open_run(run, checkpoint, device, out, overwrite)
     read: dict[str, Any] = {
         "labels": lambda bar: labelled_images(
             loaded, data, labels=labels, class_per_folder=folders, part=part, limit=limit, progress=bar
@@ -80,11 +89,6 @@ def evaluate(
         "labels": lambda images, bar: evaluate_labels(loaded, images, top, bar),
         "tags": lambda images, bar: evaluate_tags(loaded, images, bar),
         "captions": lambda images, bar: evaluate_captions(loaded, images, with_meteor=meteor, progress=bar),
-    }
-    given: dict[str, dict[str, Any]] = {
-        "labels": {"--labels": labels, "--class-per-folder": class_per_folder, "--top": top},
-        "tags": {"--tags": tags},
-        "captions": {"--captions": captions, "--split": split},
     }
     failures: list[UserError] = []
     for name in _asked(loaded, given):

@@ -24,7 +24,7 @@ from semisight.data.preprocessing import Backbone
 from semisight.errors import UserError
 
 LIMIT = 10_000_000_000  # bytes
-_FORMAT = 1  # of the index
+_FORMAT = 2  # of the index, and of what is in it: to be raised when a view becomes another one (preprocessing.py)
 _DAY = 24 * 3600.0
 _IN = 500  # keys of one query
 _TABLES = """

@@ -264,4 +264,4 @@ def _unknown(text: str, path: Path) -> UserError:
         beside = []
     near = near or difflib.get_close_matches(str(path), beside, 1, cutoff=0.7)
     hint = f"Did you mean {near[0]}? " if near else ""
-    return UserError(f"there is nothing at {text}. {hint}Accepted:\n{ACCEPTED}")
+    return UserError(f"{text} is missing: there is no file or folder of that name. {hint}Accepted:\n{ACCEPTED}")

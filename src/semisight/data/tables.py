@@ -324,8 +324,6 @@ def _from_array(path: Path, names: Sequence[str]) -> tuple[dict[int, str], tuple
         raise UserError(
             f"{path} has type {array.dtype}; labels are whole numbers (-1 where unknown) or text (empty where unknown)"
         )
-    if not found:
-        raise UserError(f"{path} gives no image a label")
     return found, ()
 
 

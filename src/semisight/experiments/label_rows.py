@@ -50,10 +50,6 @@ class Parts:
     valid: ImageSet
     test: ImageSet
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.train.shape
-
 
 def parts(data: str | Path, n_valid: int, seed: int, smoke: bool = False) -> Parts:
     """The seed parts the training images; test images are the standard ones. At smoke size a small set stands in."""

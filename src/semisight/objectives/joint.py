@@ -100,7 +100,7 @@ class Joint(nn.Module):
         if frozen:
             model.requires_grad_(False)
         for target in self._targets:
-            self.balance(target, (rho or {}).get(target.name, target.rho))
+            self.balance(target, (rho or {}).get(target.name, float(target.present.float().mean())))
 
     @property
     def _targets(self) -> list[Target]:

@@ -65,7 +65,7 @@ class Tags(nn.Module, Target):
             raise UserError(f"tags must be [N, {head.n_tags}], one column for each tag, not {list(self.values.shape)}.")
         self.present = (self.values >= 0).any(1)
         n_known = int((self.values >= 0).sum())
-        self.n_tagged = max(1, n_known // head.n_tags)  # as many images with all their tags would know as much
+        self.n_tagged = max(1.0, n_known / head.n_tags)  # as many images with all their tags would know as much
         self.share = n_known / max(1, int(self.present.sum()) * head.n_tags)  # of the entries of images with any
         self.rho, self.n_pixels = float(self.present.float().mean()) * self.share, 1
 
@@ -89,7 +89,7 @@ class Tags(nn.Module, Target):
         return Side(self.weight(step) * log_p, log_p.detach().sum() / n_known)
 
     def log_prior(self, step: int) -> Tensor:
-        return self.weight(step) * self.rho * self.head.log_prior(self.n_tagged)
+        return self.weight(step) * self.rho / self.n_tagged * self.head.log_prior(1)
 
     def see(self, views: Sequence[Posterior]) -> list[tuple[Tensor, Tensor]]:
         return [self.head.expected_log_prob_each(view.mean, view.log_spread) for view in views]

@@ -1,7 +1,7 @@
 """Sections 3.2 and 5.3: captions as a kind of target, from the settings to the reader of a finished run."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,15 +12,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from semisight.data.columns import CAPTIONS, CaptionColumn
-from semisight.data.image_set import ImageSet
-from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
-from semisight.inference.captions import CaptionReader, Search, caption_perplexity, hashes_of_texts, write_captions
-from semisight.metrics.captions import cider
+from semisight.inference.captions import CaptionReader, hashes_of_texts
+from semisight.inference.validation import caption_terms
 from semisight.model.heads.captions import CaptionHead
 from semisight.model.image_model import ImageModel
-from semisight.objectives.captions import Captions, EncodedCaptions
+from semisight.objectives.captions import Captions
 from semisight.objectives.targets import Target, Xi
 from semisight.random import Stream, reseed
 from semisight.runs.images import Sets
@@ -34,7 +32,6 @@ VOCABULARY, SEEN = "vocabulary.json", "captions.safetensors"
 MANY_CAPTIONS = 5000  # with fewer, rare words are kept, and a smaller network is enough
 FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_size": 256}
 LEAST_EPOCHS, STEPS, STEPS_TO_VALIDATION, PATIENCE = 20, 4000, 100, 10
-_VALIDATED, _VALIDATION_CODES = 300, 5  # images whose captions are scored while training; codes of each
 _MOST_SEEN = 1 << 30  # bytes of a file of hashes that a stranger may have made
 
 
@@ -102,8 +99,8 @@ class CaptionKind:
     def terms(self, settings: Settings, sets: Sets, target: Target) -> Terms | None:
         if sets.valid is None or not sets.n_held_out(CAPTIONS):
             return None
-        texts = _column(sets, "valid").texts
-        return caption_terms(sets.valid, texts, _words(target), seed=settings.train.seed)
+        valid, texts, words, seed = sets.valid, _column(sets, "valid").texts, _words(target), settings.train.seed
+        return lambda model, head: caption_terms(model, cast(CaptionHead, head), words, valid, texts, seed=seed)
 
     def describe(self, settings: Settings, sets: Sets, target: Target) -> list[str]:
         assert isinstance(target, Captions)
@@ -161,39 +158,6 @@ class CaptionKind:
             f"{folder.path} learned no captions: train a run with captions first "
             "(semisight train DATA --captions captions.csv --out RUN)."
         )
-
-
-def caption_terms(
-    valid: ImageSet,
-    captions: Sequence[Sequence[str]],
-    vocabulary: Vocabulary,
-    *,
-    most_images: int | None = _VALIDATED,
-    cider_images: int = 0,
-    beam: int = 3,
-    seed: int = 0,
-) -> Terms:
-    """perplexity of the captions of the first `most_images` images that have any; CIDEr of captions written for the
-    first `cider_images` of them, if above 0."""
-    encoded = EncodedCaptions.encode(captions, vocabulary)
-    captioned = encoded.present.nonzero().squeeze(1)[:most_images]
-    if not len(captioned):
-        raise UserError("no validation image has a caption: set captioned images aside, or train without validation.")
-    written_for = captioned[:cider_images]
-    references = [[tokenize(caption) for caption in captions[i]] for i in written_for.tolist()]
-    search = Search(_VALIDATION_CODES, beam, seed=seed)
-
-    def measure(model: ImageModel, head: nn.Module) -> Mapping[str, float]:
-        assert isinstance(head, CaptionHead)
-        perplexity = caption_perplexity(
-            model, head, valid, encoded, index=captioned, n_codes=_VALIDATION_CODES, seed=seed
-        )
-        if not references:
-            return {"perplexity": perplexity}
-        found = write_captions(model, CaptionReader(head, vocabulary), valid, search, index=written_for)
-        return {"perplexity": perplexity, "CIDEr": cider([best[0].words for best in found], references).value}
-
-    return measure
 
 
 def vocabulary_of(settings: Settings, sets: Sets) -> Vocabulary:

@@ -335,6 +335,8 @@ def with_labels(images: ImageSet, data: DataSettings, class_names: Sequence[str]
         return images.without_column(LABELS)
     if data.labels is not None:
         table = read_labels(Path(data.labels).expanduser(), images.names, class_names)
+        if not bool((table.labels >= 0).any()):
+            return _unknown(images.noted(*table.warnings), data.labels)
         return images.with_labels(table.labels, table.class_names).noted(*table.warnings)
     if images.labels is None:
         if data.needs_labels:
@@ -352,8 +354,7 @@ def _known_classes(images: ImageSet, labels: Tensor) -> ImageSet:
     kept = counts.nonzero().squeeze(1)
     names = [images.class_names[c] for c in kept.tolist()]
     if len(names) == 0:
-        unknown = f"{images.source or 'the set'} has labels, but all are unknown: nothing is learned from them"
-        return images.without_column(LABELS).noted(unknown)
+        return _unknown(images, images.source or "the set")
     if len(names) == 1:
         raise UserError(
             f"all labelled images of {images.source} are {names[0]!r}: there is nothing to tell apart. Label images of "
@@ -369,6 +370,12 @@ def _known_classes(images: ImageSet, labels: Tensor) -> ImageSet:
     if single:
         notes.append(f"{_classes(single, 'has', 'have')} a single labelled image: {_examples(single)}")
     return images.with_labels(number[labels], names).noted(*notes)  # -1 stays -1: the last entry
+
+
+def _unknown(images: ImageSet, origin: str) -> ImageSet:
+    return images.without_column(LABELS).noted(
+        f"all labels of {origin} are unknown: nothing is learned from them, only from the images"
+    )
 
 
 def _classes(names: Sequence[str], one: str, many: str) -> str:

@@ -9,18 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from semisight.data.augment import augment_for
-from semisight.data.batches import is_dealt
+from semisight.data.batches import is_dealt, labelled_beside
 from semisight.data.columns import LABELS, LabelColumn
 from semisight.errors import UserError
 from semisight.files import json_bytes
-from semisight.inference.encode import encode, encode_set
+from semisight.inference.encode import encode
 from semisight.inference.labels import FittedCalibration, LabelReader, decide, fit_calibration, fit_to_augmentation
-from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
-from semisight.metrics.classification import error_rate
+from semisight.inference.validation import decision_values, label_terms
 from semisight.model.heads.labels import BayesianSVM, LabelHead, Softmax
 from semisight.model.image_model import ImageModel
 from semisight.objectives.labels import Labels
-from semisight.objectives.step import Images
 from semisight.objectives.targets import Target, Xi
 from semisight.random import Stream, random_order, reseed
 from semisight.runs.images import Sets
@@ -30,23 +28,11 @@ from semisight.training.folder import RunFolder
 from semisight.untrusted import read_json
 
 UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
-LEAST_LABELLED, PASSES = 32, 10  # of a batch; per epoch of the unlabelled images
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
 STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
 XI_PER_CLASS = 10.0  # times C times the paper's: found on MNIST, docs/experiments.md
 CALIBRATION = "calibration.json"
 _ENOUGH_AUGMENTED, _MOST_AUGMENTED = 50, 1000  # images
-
-
-def labelled_beside(n_labelled: int, n_unlabelled: int, unlabelled_per_batch: int) -> int:
-    """How many labelled images a batch has beside the unlabelled ones: 32, and more where there are many labels.
-
-    While the unlabelled images pass once, the labelled ones are to pass PASSES times: with 4,000 labels of CIFAR-10 and
-    32 a batch they passed so rarely that unlabelled images lost to training on the labels alone (docs/experiments.md).
-    """
-    steps = max(1, n_unlabelled // max(1, unlabelled_per_batch))
-    wanted = -(-PASSES * n_labelled // steps)
-    return max(LEAST_LABELLED, min(wanted, n_labelled, unlabelled_per_batch))
 
 
 def batch_defaults(settings: Settings, n_labelled: int, n_unlabelled: int) -> dict[str, Any]:
@@ -129,8 +115,7 @@ class LabelKind:
         if sets.valid is None or not sets.n_held_out(LABELS):
             return None
         labels, valid = _column(sets, "valid").values, sets.valid
-        known = (labels >= 0).nonzero().squeeze(1)
-        return lambda model, head: label_terms(model, cast(LabelHead, head), valid, labels, known)
+        return lambda model, head: label_terms(model, cast(LabelHead, head), valid, labels)
 
     def describe(self, settings: Settings, sets: Sets, target: Target) -> list[str]:
         n_held_out, n = sets.n_held_out(LABELS), sets.n_present(LABELS) + sets.n_held_out(LABELS)
@@ -166,7 +151,9 @@ class LabelKind:
         if sets.n_held_out(LABELS) and sets.valid is not None:
             labels = _column(sets, "valid").values
             known = (labels >= 0).nonzero().squeeze(1)
-            fitted = fit_calibration(decisions(model, reader.head, sets.valid, known), labels[known], step, seed)
+            fitted = fit_calibration(
+                decision_values(model, reader.head, sets.valid, index=known), labels[known], step, seed
+            )
             return dataclasses.replace(reader, fitted=fitted)
         found = _augmented_decisions(model, reader.head, sets, seed)
         if found is None:  # too few images: the probabilities stay the model's own
@@ -181,23 +168,6 @@ class LabelKind:
             f"{folder.path} has learned no labels: train a run with labels first "
             "(semisight train DATA --labels labels.csv --out RUN)."
         )
-
-
-def decisions(model: ImageModel, head: LabelHead, images: Images, index: Tensor | None = None) -> Tensor:
-    """[N, C] on the CPU, for the images of a set or those at `index`."""
-    return torch.cat([decide(head, codes).value.cpu() for _, codes, _ in encode_set(model, images, index=index)])
-
-
-def label_terms(
-    model: ImageModel, head: LabelHead, images: Images, labels: Tensor, known: Tensor
-) -> Mapping[str, float]:
-    """The error in percent on held-out labels, and `nll`, the mean of -log p(label) in nats at the temperature that
-    suits these labels best. A few held-out labels tell two epochs apart by nll long before they do by the error, which
-    moves in steps."""
-    decision = decisions(model, head, images, known)
-    probabilities = fit_temperature(decision, labels[known]).probabilities(decision)
-    nll = negative_log_likelihood(probabilities, labels[known])
-    return {"error": 100 * error_rate(decision.argmax(1), labels[known]), "nll": nll}
 
 
 def _column(sets: Sets, which: str = "train") -> LabelColumn:

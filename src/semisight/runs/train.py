@@ -53,15 +53,19 @@ def train_run(
     folder = RunFolder(path)
     if is_first_process():
         check_folder(folder, resume=resume, overwrite=overwrite)
+    settings = settings if resume else with_model_of(settings)
+    sets = sets_of(settings.data, settings.train.seed, progress)
+    on_features = settings.data.backbone is not None
+    # before anything is written: a mistake leaves no folder behind
+    recipe = None if on_features else compose(suited(settings, sets), sets, folder if resume else None)
+    data = found_from_anywhere(settings.data)
+    for line in (
+        () if recipe is None else (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe))
+    ):
+        say(line)
     with locked(path, "training") if is_first_process() else contextlib.nullcontext():
-        settings = settings if resume else with_model_of(settings)
-        sets = sets_of(settings.data, settings.train.seed, progress)
-        if settings.data.backbone is not None:
+        if recipe is None:
             return _train_on_features(settings, sets, folder, say)
-        recipe = compose(suited(settings, sets), sets, folder if resume else None)
-        data = found_from_anywhere(settings.data)
-        for line in (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe)):
-            say(line)
         record = DataRecord.of(data, sets.train, sets.valid)
         with _unfinished(folder):
             fitted = _fit(recipe, record, folder, resume, overwrite)

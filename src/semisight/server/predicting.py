@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Request
 from fastapi.responses import Response
+from python_multipart.exceptions import FormParserError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
@@ -148,6 +149,8 @@ async def _read(request: Request, limits: Limits) -> list[tuple[str, bytes]]:
             if not files or len(files) != len(form.multi_items()):
                 raise Refused("the form must have one or more files called images, and nothing else")
             return [await _file(value) for value in files]
+    except FormParserError as error:  # older starlette lets those of the parser through
+        raise Refused(f"the form cannot be read: {error}", 400) from None
     except HTTPException as error:
         if error.status_code == 400 and "Too many" in str(error.detail):
             raise Refused(f"at most {limits.images} images at a time") from None

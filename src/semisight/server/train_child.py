@@ -5,11 +5,10 @@ SIGKILL, the system closes that end, and reading comes to its end here: on any s
 """
 
 import os
+import runpy
 import signal
 import sys
 import threading
-
-from semisight.cli import main as cli
 
 _PATIENCE = 120.0  # seconds for the step at hand and for saving
 
@@ -25,4 +24,4 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=end_with_parent, name="semisight-parent", daemon=True).start()
-    cli.main(sys.argv[1:])
+    runpy.run_module("semisight", run_name="__main__", alter_sys=True)  # the command line, with these arguments

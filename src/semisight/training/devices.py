@@ -70,7 +70,7 @@ def launch(config: TrainConfig) -> "Fabric":
         from lightning_fabric import Fabric
         from lightning_fabric.strategies import DDPStrategy
     except ImportError:
-        raise UserError("training needs lightning-fabric: pip install 'semisight[train]'.") from None
+        raise UserError("training needs lightning-fabric: pip install lightning-fabric.") from None
     device = choose_device(config.device)
     precision = choose_precision(device, config.precision)
     world = local = config.processes

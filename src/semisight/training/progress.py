@@ -9,10 +9,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 _REFRESH_SECONDS = 0.5
+_LINE_SECONDS = 15.0  # between two lines where there is no terminal
+_HELD_OUT = ("error", "mAP", "perplexity")  # validation terms that such a line repeats
 
 
 class ProgressBar:
-    """A rich bar on a terminal; where there is none (a file, a log), one line per validation instead.
+    """A rich bar on a terminal; where there is none (a file, a log), a line for every validation, and one now and then.
 
     Drawn from the training loop, at most twice a second: a drawing thread would take turns with the training.
     """
@@ -22,8 +24,9 @@ class ProgressBar:
         self._shown = shown
         self._total, self._max_seconds = total_steps, max_seconds
         self._started, self._start_step = time.monotonic(), start_step
-        self._drawn = 0.0
+        self._drawn = self._started
         self._terms = ""
+        self._held_out = ""
         self._place = (start_step, 0.0, 0.0)
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -41,15 +44,25 @@ class ProgressBar:
 
     def step(self, step: int, epoch: float, seconds: float, *, terms: Mapping[str, float] | None = None) -> None:
         """Called after every step; `terms` only when they were brought to the CPU for the log."""
-        if self._bar is None:
+        if not self._shown:
             return
         if terms is not None:
             self._terms = " ".join(f"{name} {value:.4g}" for name, value in terms.items())
         now = time.monotonic()
         self._place = (step, epoch, seconds)
-        if now - self._drawn >= _REFRESH_SECONDS:
+        if now - self._drawn >= (_LINE_SECONDS if self._bar is None else _REFRESH_SECONDS):
             self._drawn = now
-            self._draw(self._bar, now)
+            if self._bar is None:
+                self._print_place(now)
+            else:
+                self._draw(self._bar, now)
+
+    def _print_place(self, now: float) -> None:
+        step, epoch, seconds = self._place
+        left = self._done_and_left(step, seconds, now)[1]
+        place = f"step {step:,}" + (f" of {self._total:,}" if self._total else "")
+        words = [place, f"epoch {epoch:.2f}", "" if left is None else f"{_clock(left)} left", self._held_out]
+        self._console.print(", ".join(filter(None, words)), highlight=False, soft_wrap=True)
 
     def _draw(self, bar: Progress, now: float) -> None:
         step, epoch, seconds = self._place
@@ -75,6 +88,9 @@ class ProgressBar:
     def validated(self, step: int, epoch: float, terms: Mapping[str, float], note: str) -> None:
         """A line that stays, for every validation."""
         if self._shown:
+            self._drawn = time.monotonic()
+            held_out = [f"{name} {terms[name]:.4g}" for name in _HELD_OUT if name in terms]
+            self._held_out = f"on what is held out: {', '.join(held_out)}" if held_out else ""
             text = " ".join(f"{name} {value:.5g}" for name, value in terms.items())
             self._console.print(f"epoch {epoch:.2f} step {step}: {text}{note}", highlight=False, soft_wrap=True)
 

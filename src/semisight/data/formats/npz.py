@@ -23,6 +23,7 @@ from semisight.data.arrays import (
     texts,
     to_tensor,
 )
+from semisight.data.features import refuse_unmarked
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 
@@ -71,7 +72,9 @@ def read_npz_arrays(path: Path, keys: Sequence[str], max_bytes: int | None = Non
 
 def read_npy_images(path: Path, max_bytes: int | None = None) -> ImageSet:
     """The images of one .npy file."""
-    images = check_pixels(channels_first(read_npy(path, max_bytes), str(path)), str(path))
+    array = read_npy(path, max_bytes)
+    refuse_unmarked(array.shape, str(path), path)
+    images = check_pixels(channels_first(array, str(path)), str(path))
     return ImageSet(to_tensor(images), _names(path, len(images)), source=str(path), notes=_notes(images))
 
 

@@ -7,13 +7,13 @@ import pytest
 
 from semisight.report import truth
 from semisight.runs.run import load_run
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets
 from semisight.sampling.encoder_truth import TruthConfig
 from semisight.sampling.evidence import AnnealingConfig
 from semisight.sampling.inference import InferenceConfig
 from semisight.training.validation import validate
 from tests.cli.commands import TINY, ok
-from tests.cli.test_report import Page
+from tests.report.test_report import Page
 
 SMALL = truth.TruthSize(
     n_images=6,
