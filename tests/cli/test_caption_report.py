@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 
 from semisight.data.columns import CaptionColumn
+from semisight.inference.captions import Caption
 from semisight.report.build import write_report
-from semisight.report.captions import _tile, best_and_worst
-from semisight.report.captions_seen import SEARCH, CaptionsSeen, caption_words, see_captions
-from semisight.runs.caption_scores import evaluate_captions
-from semisight.runs.captioner import Caption
+from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst
+from semisight.report.captions import look as see_captions
+from semisight.report.captions import words as caption_words
+from semisight.runs.evaluate import evaluate_captions
 from semisight.runs.images import Sets
 from semisight.runs.run import Run, load_run
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets
 from tests.cli.commands import ok
 from tests.cli.test_report import Page
 
@@ -59,7 +60,9 @@ def test_the_page_shows_images_with_their_captions(trial: Path, seen: CaptionsSe
 def test_what_it_says_was_measured(seen: CaptionsSeen, loaded: tuple[Run, Sets]) -> None:
     run, sets = loaded
     assert seen.evaluation is not None and seen.hidden and sets.measured("captions") is not None
-    again = evaluate_captions(run.captions(), sets.measured("captions"), SEARCH, with_meteor=False)
+    measured = sets.measured("captions")
+    assert measured is not None
+    again = evaluate_captions(run, measured, SEARCH, with_meteor=False)
     assert again.values() == seen.evaluation.values()
     words = " ".join(caption_words(seen))
     assert "From 60 captions of 60 images and" in words
@@ -83,7 +86,7 @@ def test_a_run_without_held_out_captions_says_so(loaded: tuple[Run, Sets], tmp_p
     nothing = sets.valid.with_column(CaptionColumn(((),) * len(sets.valid)))
     found = write_report(run, dataclasses.replace(sets, valid=nothing, truth={}), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert found.captions is not None and found.captions.evaluation is None
+    assert found.found["captions"].evaluation is None
     assert "none were held out" in text
     assert "Images with their captions" in text and "best and worst" not in text
 

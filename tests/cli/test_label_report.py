@@ -10,13 +10,14 @@ import torch
 from semisight.metrics.calibration import reliability_curve
 from semisight.report import page
 from semisight.report.build import look, write_report
-from semisight.report.labels import _matrix_picture
-from semisight.report.labels_seen import LabelsSeen, error_by_labels, label_words, most_confused, see_labels
+from semisight.report.labels import LabelsSeen, _matrix_picture, error_by_labels, most_confused
+from semisight.report.labels import look as see_labels
+from semisight.report.labels import words as label_words
 from semisight.report.reliability import reliability_chart
-from semisight.runs.evaluating import compare, evaluate
+from semisight.runs.evaluate import compare_labels, evaluate_labels
 from semisight.runs.images import Sets
 from semisight.runs.run import Comparison, Run, load_run
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets
 from tests.cli.commands import ok
 from tests.cli.test_report import Page
 
@@ -62,7 +63,7 @@ def test_what_it_says_was_measured(seen: LabelsSeen, loaded: tuple[Run, Sets]) -
     measured = sets.measured("labels")
     assert measured is not None and seen.evaluation is not None
     assert seen.labelled.tolist() == [4] * 10
-    assert seen.evaluation.error == evaluate(run.labels(), measured).error
+    assert seen.evaluation.error == evaluate_labels(run, measured).error
     assert int(seen.evaluation.confusion.sum()) == len(measured)
     words = " ".join(label_words(seen))
     assert "From 40 labels of 10 classes and 2" in words
@@ -108,8 +109,7 @@ def test_a_run_without_held_out_labels_says_so(loaded: tuple[Run, Sets], tmp_pat
     unknown = dataclasses.replace(sets, truth={})
     assert unknown.measured("labels") is None
     found = write_report(run, unknown, tmp_path / "page.html")
-    assert found.labels is not None
-    assert found.labels.evaluation is None
+    assert found.found["labels"].evaluation is None
     text = (tmp_path / "page.html").read_text()
     shown = Page(text)
     assert {"labels", "certainty"} <= set(shown.identities)
@@ -148,5 +148,5 @@ def test_a_curve_with_empty_bins_is_drawn(seen: LabelsSeen) -> None:
     Page(drawing)
     assert drawing.count("<rect") == 2
     assert "nan" not in drawing
-    everything = compare(seen.classifier, seen.classified, seen.truth)
+    everything = compare_labels(seen.classifier, seen.classified, seen.truth)
     assert reliability_chart(everything.reliability).count("<rect") == int((everything.reliability.count > 0).sum())

@@ -22,7 +22,7 @@ from semisight.report.dictionary import element_pictures, field, shown, usual_pl
 from semisight.report.observe import observe, plain_words
 from semisight.report.placement import to_image
 from semisight.runs.run import load_run
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets
 from semisight.training.validation import validate
 from tests.cli.commands import TINY, ok
 

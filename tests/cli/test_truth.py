@@ -7,7 +7,7 @@ import pytest
 
 from semisight.report import truth
 from semisight.runs.run import load_run
-from semisight.runs.train import reload_sets
+from semisight.runs.run_images import reload_sets
 from semisight.sampling.encoder_truth import TruthConfig
 from semisight.sampling.evidence import AnnealingConfig
 from semisight.sampling.inference import InferenceConfig
