@@ -38,7 +38,7 @@ def test_the_demo_says_what_it_learned_and_runs_again(tmp_path: Path) -> None:
     assert "What semisight-demo learned" in text
     assert "error of the same labels without the unlabelled images" in text
     assert "Images with their captions, best and worst (of scenes, a second run)" in text
-    assert load_run(tmp_path / "semisight-demo" / "scenes").captions().n_captions == 20
+    assert load_run(tmp_path / "semisight-demo" / "scenes").captions.n_captions == 20
     assert [path.name for path in tmp_path.iterdir()] == ["semisight-demo"]
     assert Comparison.read(RunFolder(tmp_path / "semisight-demo")) is not None
 

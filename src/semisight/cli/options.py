@@ -86,13 +86,11 @@ def with_settings(function: Callable[..., None]) -> Callable[..., None]:
         else:
             found.append(_parameter(parameter.name, dict(_declared())[parameter.name], parameter))
 
-    @functools.wraps(function)
-    def wrapped(**values: Any) -> None:
-        function(**values)
-
-    wrapped.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
-    return wrapped
+    made: Any = functools.partial(function)
+    made.__name__, made.__doc__, made.__signature__ = function.__name__, function.__doc__, inspect.Signature(found)
+    made.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
+    result: Callable[..., None] = made
+    return result
 
 
 def _declared() -> Iterator[tuple[str, "FieldInfo"]]:

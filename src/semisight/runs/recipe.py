@@ -31,7 +31,7 @@ from semisight.objectives.targets import Target
 from semisight.random import Stream, random_order, reseed
 from semisight.runs.images import Sets
 from semisight.runs.kinds import Kind, Terms, kinds_in
-from semisight.runs.run import load_run
+from semisight.runs.run import MOST_WEIGHTS, load_run
 from semisight.runs.settings import Settings
 from semisight.setting import as_dict
 from semisight.training.checkpoint import load_parts
@@ -166,6 +166,8 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
 def build_model(settings: Settings, architecture: Architecture, train: ImageSet) -> ImageModel:
     """Untrained, started from the mean and variance of some of the images."""
     seed = settings.train.seed
+    if architecture.n_weights > MOST_WEIGHTS:
+        raise UserError(f"these layers make a model of {architecture.n_weights:,} numbers, which is beyond reason.")
     model = ImageModel.of(architecture, settings.model.pooling, seed)
     chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
     model.start_from(train.batch(chosen))

@@ -38,7 +38,7 @@ from semisight.untrusted import read_json
 
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
-_MOST_NUMBERS = 10**10  # of a model that a stranger describes
+MOST_WEIGHTS = 10**10  # of a model that a stranger describes
 DATA, COMPARISON, UNFINISHED, REPORT = "data.json", "comparison.json", "unfinished.txt", "report.html"
 
 
@@ -78,7 +78,7 @@ class DataRecord:
         values = read_json(path)
         try:
             return DataRecord(
-                settings=part(DataSettings, values["settings"]),
+                settings=_found_in(folder, part(DataSettings, values["settings"])),
                 n_train=int(values["n_train"]),
                 n_valid=int(values["n_valid"]),
                 shape=cast(tuple[int, int, int], tuple(int(side) for side in values["shape"])),
@@ -90,6 +90,18 @@ class DataRecord:
             raise UserError(
                 f"{path} is damaged ({type(error).__name__}: {error}); train again, or repair it."
             ) from error
+
+
+def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
+    """With recorded paths made absolute, as they are written: `~` in a run means nothing."""
+    paths = {name: getattr(data, name) for name in ("source", "labels", "tags", "captions", "images_from")}
+    kept = {"builtin", "arrays given in Python"}
+    found = {
+        name: str(folder.path.absolute() / text)
+        for name, text in paths.items()
+        if text and text not in kept and not text.startswith("builtin:")
+    }
+    return dataclasses.replace(data, **cast(Any, found))
 
 
 @dataclass(frozen=True)
@@ -278,7 +290,7 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
     """The untrained model that a checkpoint describes."""
     if "features" in about:
         of = about["features"]
-        if int(of["n_features"]) * int(of["code_size"]) > _MOST_NUMBERS:
+        if int(of["n_features"]) * int(of["code_size"]) > MOST_WEIGHTS:
             raise UserError("it describes a model of features that is beyond reason")
         encoder = FeatureEncoder(int(of["n_features"]), int(of["code_size"]))
         return ImageModel(encoder, Decoder(feature_architecture(int(of["n_features"]), int(of["code_size"]))))
@@ -288,7 +300,7 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
             "model of the same parts (model=...)."
         )
     architecture = Architecture.from_dict(about["architecture"])
-    if architecture.n_weights > _MOST_NUMBERS:
+    if architecture.n_weights > MOST_WEIGHTS:
         raise UserError(f"it describes a model of {architecture.n_weights:,} numbers, which is beyond reason")
     return ImageModel.of(architecture, about["pooling"], seed=seed)
 

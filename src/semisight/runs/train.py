@@ -96,7 +96,7 @@ def _train_on_features(settings: Settings, sets: Sets, folder: RunFolder, say: S
 
 def _fit(recipe: Recipe, record: DataRecord, folder: RunFolder, resume: bool, overwrite: bool) -> Fitted:
     text = json_bytes(record.to_dict())
-    trainer = recipe.trainer(folder.path, {DATA: text})
+    trainer = recipe.trainer(folder.path, {DATA: text, UNFINISHED: _how_to_go_on(folder)})
     try:
         return trainer.fit(resume=resume, overwrite=overwrite, lock=False)
     finally:
@@ -161,7 +161,7 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
         return
     mark, before = folder.file(UNFINISHED), _stamp(folder.newest)
     is_new = not mark.exists()
-    write_atomic(mark, f"To go on: semisight train --out {folder.path.absolute()} --resume\n")
+    write_atomic(mark, _how_to_go_on(folder))
     try:
         yield
     except UserError:
@@ -169,6 +169,10 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
             mark.unlink(missing_ok=True)
         raise
     mark.unlink(missing_ok=True)
+
+
+def _how_to_go_on(folder: RunFolder) -> bytes:
+    return f"To go on: semisight train --out {folder.path.absolute()} --resume\n".encode()
 
 
 def _stamp(file: Path) -> int:

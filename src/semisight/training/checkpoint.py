@@ -90,6 +90,8 @@ def read_meta(path: str | Path) -> dict[str, Any]:
 
 
 def _header(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a regular file; use another checkpoint.")
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_HEADER)
