@@ -9,13 +9,7 @@ import pytest
 from semisight.data.columns import CaptionColumn
 from semisight.inference.captions import Caption
 from semisight.report.build import write_report
-<<<<<<< HEAD:tests/report/test_caption_report.py
 from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst, look, words
-=======
-from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst
-from semisight.report.captions import look as see_captions
-from semisight.report.captions import words as caption_words
->>>>>>> cli:tests/cli/test_caption_report.py
 from semisight.runs.evaluate import evaluate_captions
 from semisight.runs.images import Sets
 from semisight.runs.run import Run, load_run
@@ -63,13 +57,7 @@ def test_the_page_shows_images_with_their_captions(trial: Path, seen: CaptionsSe
 def test_what_it_says_was_measured(seen: CaptionsSeen, loaded: tuple[Run, Sets]) -> None:
     run, sets = loaded
     assert seen.evaluation is not None and seen.hidden and sets.measured("captions") is not None
-<<<<<<< HEAD:tests/report/test_caption_report.py
     again = evaluate_captions(run, sets.measured("captions"), SEARCH, with_meteor=False)
-=======
-    measured = sets.measured("captions")
-    assert measured is not None
-    again = evaluate_captions(run, measured, SEARCH, with_meteor=False)
->>>>>>> cli:tests/cli/test_caption_report.py
     assert again.values() == seen.evaluation.values()
     said = " ".join(words(seen))
     assert "From 60 captions of 60 images and" in said

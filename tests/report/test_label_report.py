@@ -11,11 +11,7 @@ from semisight.metrics.calibration import reliability_curve
 from semisight.report import page
 from semisight.report.build import look, write_report
 from semisight.report.labels import LabelsSeen, _matrix_picture, error_by_labels, most_confused
-<<<<<<< HEAD:tests/report/test_label_report.py
 from semisight.report.labels import look as look_at_labels
-=======
-from semisight.report.labels import look as see_labels
->>>>>>> cli:tests/cli/test_label_report.py
 from semisight.report.labels import words as label_words
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import compare_labels, evaluate_labels
