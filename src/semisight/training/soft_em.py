@@ -5,9 +5,10 @@
     prior       |beta|^2 / 2C                     (26)
 
 Alternately the targets q are worked out for all unlabelled images (averaged over the views of an image) and the head
-is fitted to all of them by L-BFGS, from where it was. Rare classes weigh more, as predicted: classes of unlabelled
-photographs are of very unequal size. A head fitted to few labels is far too unsure, and unsharpened targets would
-flatten it further. Soft targets were better than thresholds; whether they pay at all is for cross-validation to say.
+is fitted to all of them by L-BFGS, from where it was. Classes that are predicted more often than their share of the
+given labels weigh less: unlabelled photographs are of very unequal classes, and this matters most. A head fitted to few
+labels is far too unsure, and unsharpened targets would flatten it further. Soft targets were better than thresholds;
+whether they pay at all is for cross-validation to say.
 """
 
 from collections.abc import Sequence
@@ -26,10 +27,10 @@ class SoftEM:
 
     weight: float = 0.15
     C: float = 10.0
-    rounds: int = 6
+    rounds: int = 8
     first_sharpening: float = 4.0  # of the head that saw labels alone
-    sharpening: float = 1.7
-    balance: float = 1.0  # power of 1 / predicted class share
+    sharpening: float = 2.0
+    balance: float = 1.0  # power of labelled share / predicted share of a class
 
     def __call__(self, views: Sequence[Tensor], labels: Tensor, n_classes: int) -> Softmax:
         """The head for codes [N, J] of each view and labels [N], -1 where unknown."""
@@ -48,8 +49,7 @@ class SoftEM:
         for number in range(self.rounds):
             sharpening = self.sharpening if number else self.first_sharpening
             q = (mean_decision(head, unlabelled) * sharpening).softmax(1)
-            share = q.mean(0)
-            each = (q * (share.mean() / (share + 0.1 * share.mean())) ** self.balance).sum(1)
+            each = (q * (given.mean(0) / (q.mean(0) + 0.1 / n_classes)) ** self.balance).sum(1)
             weights = torch.cat([torch.ones(len(given)), self.weight * each / each.mean()])
             self._fit(head, rows, torch.cat([given, q]).repeat(n_views, 1), weights.repeat(n_views) / n_views, steps=15)
         return head
