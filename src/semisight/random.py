@@ -48,6 +48,7 @@ class Stream(Enum):
     TABLE1_TESTS = ("order", 38)
     TAGS_ASIDE = ("order", 39)
     TAGS_HIDDEN = ("order", 40)
+    PHOTOS = ("order", 44)  # test images and labels of the table of photographs
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
 

@@ -24,7 +24,12 @@ from torch import Tensor
 from semisight.data.columns import LABELS, LabelColumn
 from semisight.errors import UserError
 from semisight.inference.labels import FittedCalibration, LabelReader
-from semisight.metrics.calibration import expected_calibration_error, fit_temperature, negative_log_likelihood
+from semisight.metrics.calibration import (
+    Calibration,
+    expected_calibration_error,
+    fit_temperature,
+    negative_log_likelihood,
+)
 from semisight.model.encoders.features import FeatureEncoder, fit_decoder
 from semisight.model.image_model import ImageModel
 from semisight.model.posterior import batch_last, flat_code
@@ -90,9 +95,9 @@ def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
     views = [sets.train.images, *sets.train.views]
     model = feature_model(views[0])
     codes = codes_of(model, views)
-    ways, chosen, calibration = _chosen(codes, labels, n_classes, seed)
-    ways += _baseline(views[0].flatten(1), labels, seed)
-    head = chosen(codes, labels, n_classes)
+    chosen = choose(codes, labels, n_classes, seed)
+    ways, weight = [*chosen.ways, *_baseline(views[0].flatten(1), labels, seed)], chosen.how.weight
+    head = chosen.how(codes, labels, n_classes)
     target_about = {
         "class_names": list(column.class_names),
         "n_learned": sets.n_present(LABELS),
@@ -102,7 +107,7 @@ def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
     about = {
         "model": {**about_model(model, settings), "gradient": "closed form", "alpha0": "exact", "pooling": "none"},
         "targets": {LABELS: target_about},
-        "settings": {"weight of unlabelled images": chosen.weight},
+        "settings": {"weight of unlabelled images": weight},
         "ways": [dataclasses.asdict(way) for way in ways],
         "frozen": True,
     }
@@ -112,10 +117,10 @@ def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
     reader = LabelReader(
         head.eval(),
         column.class_names,
-        calibration,
+        chosen.fitted(),
         n_learned=sets.n_present(LABELS),
         n_held_out=sets.n_held_out(LABELS),
-        settings={"head": "softmax", "weight of unlabelled images": chosen.weight},
+        settings={"head": "softmax", "weight of unlabelled images": weight},
     )
     assert kind_named(LABELS).name == reader.name
     return Run(model.eval(), {LABELS: reader}, meta=meta), ways
@@ -133,37 +138,45 @@ def about_model(model: ImageModel, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _chosen(
-    codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int
-) -> tuple[list[Way], SoftEM, FittedCalibration | None]:
+@dataclass(frozen=True)
+class Chosen:
+    """How the head is learned, the map from its decision values to probabilities, and what every way was worth."""
+
+    how: SoftEM
+    calibration: Calibration | None
+    ways: tuple[Way, ...]
+    calibration_error: float = math.nan
+
+    def fitted(self) -> FittedCalibration | None:
+        if self.calibration is None:
+            return None
+        return FittedCalibration(self.calibration, 1, self.ways[0].n, self.calibration_error, "cross-validation")
+
+
+def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, ways: int = len(WAYS)) -> Chosen:
     """With the unlabelled images, unless they cost more than a standard error of the cross-validated error; and
-    probabilities fitted to what the chosen way said of held-out labels."""
+    probabilities fitted to what the chosen way said of held-out labels. `ways` of WAYS are tried."""
     counts = torch.bincount(labels[labels >= 0], minlength=n_classes)
-    unlabelled = bool((labels < 0).any())
+    tried = [(name, how) for name, how in list(WAYS.items())[:ways] if how.weight == 0 or bool((labels < 0).any())]
     if int(counts.min()) < LEAST_FOR_FOLDS:  # nothing can be left out to measure on
-        return [], WAYS["our model with the unlabelled images"] if unlabelled else SoftEM(weight=0.0), None
-    found = []
-    for name, how in WAYS.items():
-        if how.weight > 0 and not unlabelled:
-            continue
-        tried = cross_validate(how, codes, labels, n_classes, seed=seed)
-        calibration = fit_temperature(tried.decisions, tried.labels)
-        p = calibration.probabilities(tried.decisions)
-        way = Way(name, tried.error, negative_log_likelihood(p, tried.labels), len(tried.labels))
-        error = expected_calibration_error(p, tried.labels)
-        wrong = (tried.decisions.argmax(1) != tried.labels).double()
-        found.append((way, how, calibration, error, wrong))
-    chosen = found[0]
-    if len(found) > 1:
-        gain = found[0][4] - found[1][4]
-        if float(gain.mean()) >= -float(gain.std()) / len(gain) ** 0.5:
-            chosen = found[1]
-    way, how, calibration, error, _ = chosen
+        return Chosen(tried[-1][1], None, ())
+    said = [cross_validate(how, codes, labels, n_classes, seed=seed) for _, how in tried]
+    maps = [fit_temperature(one.decisions, one.labels) for one in said]
+    shares = [one.probabilities(of.decisions) for one, of in zip(maps, said, strict=True)]
+    found = tuple(
+        Way(name, of.error, negative_log_likelihood(p, of.labels), len(of.labels))
+        for (name, _), of, p in zip(tried, said, shares, strict=True)
+    )
+    best = 0
+    if len(said) > 1:
+        wrong = [(of.decisions.argmax(1) != of.labels).double() for of in said]
+        gain = wrong[0] - wrong[1]
+        best = int(float(gain.mean()) >= -float(gain.std()) / len(gain) ** 0.5)
+    how, calibration = tried[best][1], maps[best]
     if how.weight > 0:  # heads in cross-validation had fewer labels, and were less sure than the one that saw them all
-        more = 1 + 2 * n_classes / (3 * way.n)
+        more = 1 + 2 * n_classes / (3 * found[best].n)
         calibration = dataclasses.replace(calibration, scale=calibration.scale * more)
-    fitted = FittedCalibration(calibration, 1, way.n, error, "cross-validation")
-    return [one[0] for one in found], how, fitted
+    return Chosen(how, calibration, found, expected_calibration_error(shares[best], said[best].labels))
 
 
 def _baseline(rows: Tensor, labels: Tensor, seed: int) -> list[Way]:
