@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.figures import Figure
 from semisight.estimator import SemiSight
-from semisight.runs.exporting import export_onnx
+from semisight.inference.export import export_onnx
 
 
 def measure_export(side: int) -> Iterator[Figure]:
@@ -16,7 +16,7 @@ def measure_export(side: int) -> Iterator[Figure]:
     images = torch.rand(20, side, side, generator=torch.Generator().manual_seed(0))
     run = SemiSight(max_steps=1, batch_size=8, pull=False).fit(images, list(range(10)) * 2).run_
     with tempfile.TemporaryDirectory() as folder:
-        done = export_onnx(run, Path(folder, "model.onnx"))
+        done = export_onnx(run.model, list(run.readers.values()), Path(folder, "model.onnx"))
     yield Figure(
         f"{side} x {side} pixels, latency of one image, torch over ONNX",
         done.torch_ms / done.onnx_ms,

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from benchmarks.figures import Figure, Goal
 from benchmarks.on_paper import step_flops
 from benchmarks.timing import Rounds, interleave
-from semisight.inference.labels import predict_labels
+from semisight.inference.encode import encode
+from semisight.inference.labels import decide
 from semisight.model.architecture import Architecture
 from semisight.model.encoders.paper import CodeMLP, Pooling
 from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.pooling import FAST, NAIVE, Operators
-from semisight.objectives.image_objective import ImageObjective
+from semisight.objectives.joint import Joint
 from semisight.objectives.step import Batch, Rows
 from semisight.training.config import TrainConfig
 from semisight.training.optimiser import build_optimiser, clip
@@ -31,7 +32,7 @@ class TrainingStep:
         images = torch.rand(batch, *architecture.image_shape, generator=self.generator)
         model = ImageModel.of(architecture, pooling, operators=operators)
         model.start_from(images)
-        self.objective = ImageObjective(model, gradient="local").train()
+        self.objective = Joint(model).train()
         self.batch, self.rows = Batch(images, torch.arange(batch)), Rows(0, batch, batch)
         self.config = TrainConfig()
         self.parameters = dict(self.objective.named_parameters())
@@ -129,7 +130,7 @@ def measure_encoding(name: str, architecture: Architecture, images: int, rounds:
     ways: dict[str, Callable[[], object]] = {
         "encode": lambda: model.mean_code(x, generator),
         "cnn": lambda: cnn(x),
-        "predict": lambda: predict_labels(model, head, x, n_codes=50),
+        "predict": lambda: decide(head, encode(model, x, generator)),
     }
     with torch.no_grad():
         measured = interleave(ways, rounds, turn)

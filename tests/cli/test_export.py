@@ -64,13 +64,12 @@ def test_captions_and_labels_together_in_onnx(tmp_path: Path) -> None:
     scenes = load("builtin:scenes?n=24&size=12")
     settings = {"hidden_size": 16, "embedding_size": 8, "nonlinearity": "norm-relu"}
     model = SemiSight(max_steps=4, batch_size=12, settings=settings).fit(scenes)
-    run = model.run_
-    done = export_onnx(run.model, list(run.readers.values()), tmp_path / "model.onnx", run.step, max_words=6)
+    done = export_onnx(model.run_.model, list(model.run_.readers.values()), tmp_path / "model.onnx", max_words=6)
     assert done.outputs == ("code", "log_spread", "probabilities", "caption") and done.difference <= 1e-4
     session = onnxruntime.InferenceSession(str(done.file), providers=["CPUExecutionProvider"])
     images = scenes.batch(torch.arange(4))
     caption = session.run(["caption"], {"images": images.numpy()})[0]
-    captioner = run.captions
+    captioner = model.run_.captions
     with torch.no_grad():
         code = model.run_.model.mean_code(images, torch.Generator())
         assert (caption == greedy_captions(captioner.head, code, 6).numpy()).all()

@@ -6,20 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from semisight.data.batches import labelled_beside
 from semisight.data.image_set import ImageSet
-from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
-from semisight.inference.captions import caption_perplexity
 from semisight.model.architecture import Architecture, Layer
-from semisight.model.heads.captions import CaptionHead
 from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
-from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.joint import Joint
 from semisight.objectives.labels import Labels
-from semisight.runs.captions import caption_terms
-from semisight.runs.labels import decisions, label_terms, labelled_beside
 from semisight.runs.recipe import refresher
 from semisight.runs.settings import CaptionSettings, ConsistencySettings, LabelSettings, parse_xi
 from semisight.training.state import Counters, TrainerState
@@ -75,31 +70,6 @@ def test_many_labels_have_a_larger_part_of_the_batch() -> None:
     assert labelled_beside(4000, 36_000, 256) == 256  # never more than there are unlabelled ones
     assert labelled_beside(20, 1330, 256) == 32
     assert labelled_beside(10, 100, 100) == labelled_beside(5, 3, 3) == 32
-
-
-def test_what_held_out_labels_say() -> None:
-    model, head = ImageModel.of(TINY, seed=1).eval(), Softmax(TINY.code_size, 3)
-    torch.nn.init.normal_(head.scores.beta, generator=torch.Generator().manual_seed(1))
-    known = (LABELS >= 0).nonzero().squeeze(1)
-    terms = label_terms(model, head, IMAGES, LABELS, known)
-    wrong = decisions(model, head, IMAGES)[known].argmax(1) != LABELS[known]
-    assert terms["error"] == pytest.approx(100 * float(wrong.float().mean()))
-    assert 0 < terms["nll"] <= math.log(3) + 1e-6  # at its best temperature it is no worse than guessing
-
-
-def test_what_held_out_captions_say() -> None:
-    texts = [("a dog runs",) if i % 2 else () for i in range(N)]
-    words = Vocabulary.from_captions(["a dog runs"], 1)
-    model, head = ImageModel.of(TINY, seed=1).eval(), CaptionHead(TINY.code_size, len(words), hidden_size=4)
-    measure = caption_terms(IMAGES, texts, words, most_images=10, cider_images=3)
-    terms = measure(model, head)
-    encoded = EncodedCaptions.encode(texts, words)
-    first = encoded.present.nonzero().squeeze(1)[:10]
-    assert terms["perplexity"] == caption_perplexity(model, head, IMAGES, encoded, index=first, n_codes=5)
-    assert terms["perplexity"] > 1 and terms["CIDEr"] >= 0
-    assert caption_terms(IMAGES, texts, words)(model, head).keys() == {"perplexity"}
-    with pytest.raises(UserError, match="no validation image has a caption"):
-        caption_terms(IMAGES, [()] * N, words)
 
 
 def test_labels_spread_anew_every_so_many_epochs() -> None:

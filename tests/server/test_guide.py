@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from semisight.cli.commands_serve import serve
+from semisight.cli.serve import serve
 from semisight.server.access import SESSION_SECONDS
 from semisight.server.limits import Limits
 from semisight.server.pages import PAGES

@@ -38,17 +38,19 @@ SECTIONS: tuple[Show, ...] = (
 class Findings:
     """What the page says, for those who do not open it."""
 
-    numbers: Numbers
+    numbers: Numbers | None
     found: Mapping[str, Any]
 
     def words(self) -> list[str]:
         return [*(line for name, seen in self.found.items() for line in PARTS[name].words(seen)),
-                *plain_words(self.numbers)]  # fmt: skip
+                *([] if self.numbers is None else plain_words(self.numbers))]  # fmt: skip
 
 
 def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIONS) -> Findings:
     """Writes the page, whole or not at all, and gives what it found."""
     material = look(run, sets)
+    if material.seen is None:  # of features: nothing that is drawn from pixels
+        shows = [show for show in shows if show in (records.curves, records.settings)]
     name = run.folder.path.absolute().name
     config, record = run.config, material.record
     subtitle = (
@@ -57,7 +59,7 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
     )
     first = [section for name, seen in material.found.items() for section in PARTS[name].sections(material, seen)]
     write_atomic(out, page(f"What {name} learned", subtitle, [*first, *(show(material) for show in shows)]))
-    return Findings(material.seen.numbers, material.found)
+    return Findings(None if material.seen is None else material.seen.numbers, material.found)
 
 
 def _with(m: Material) -> str:
@@ -74,4 +76,5 @@ def look(run: Run, sets: Sets) -> Material:
     same = {"train": fingerprint(sets.train), "valid": fingerprint(sets.valid)} == run.meta.get("data")
     log = read_log(run.folder.log) if run.folder.log.exists() else []
     found = {name: part.look(run, sets) for name, part in PARTS.items() if run.has(name)}
-    return Material(run, sets, run.data(), observe(run, sets), log, same, found)
+    seen = observe(run, sets) if run.backbone is None else None
+    return Material(run, sets, run.data(), seen, log, same, found)

@@ -7,13 +7,11 @@ the held-out ones. Where there are none, only what the model writes is shown, no
 from dataclasses import dataclass
 from html import escape
 
-import torch
-
 from semisight.data.image_set import ImageSet
 from semisight.inference.captions import Caption, CaptionReader, Search
 from semisight.random import Stream, random_order
 from semisight.report import page
-from semisight.report.material import Material, tile
+from semisight.report.material import Material, shown, tile
 from semisight.report.page import Section
 from semisight.runs.evaluate import CaptionEvaluation, evaluate_captions
 from semisight.runs.images import Sets
@@ -182,7 +180,7 @@ def _tile(images: ImageSet, i: int, caption: Caption, more: str = "", wrong: boo
     probability = f"log p {caption.log_prob:.1f}"
     hint = f"{images.names[i]}: {text}"
     below = f"<b>{escape(text)}</b><br><i>{probability}{'; ' if more else ''}{more}</i>"
-    return page.named(tile(images.batch(torch.tensor([i]))[0], hint), below, wrong)
+    return page.named(tile(shown(images, i), hint), below, wrong)
 
 
 def sections(m: Material, seen: CaptionsSeen) -> list[Section]:

@@ -78,12 +78,12 @@ def _cropped(patches: Tensor, image_shape: tuple[int, int, int]) -> Tensor:
 
 def dictionaries(m: Material) -> Section:
     decoder, layers = m.run.model.decoder, m.run.architecture.layers
-    places = usual_places(decoder, m.seen.places)
+    places = usual_places(decoder, m.pixels.places)
     body = []
     for layer in range(len(layers)):
-        order = m.seen.paint[layer].argsort(descending=True)[:ELEMENTS]
+        order = m.pixels.paint[layer].argsort(descending=True)[:ELEMENTS]
         patches = _cropped(element_pictures(decoder, layer, order, places), m.run.architecture.image_shape)
-        share = m.seen.paint[layer] / m.seen.paint[layer].sum().clamp_min(1e-12)
+        share = m.pixels.paint[layer] / m.pixels.paint[layer].sum().clamp_min(1e-12)
         items = [
             tile(patch, f"layer {layer + 1}, element {int(k)}: {float(share[k]):.1%} of the paint")
             for patch, k in zip(shown(patches), order, strict=True)

@@ -20,7 +20,7 @@ from semisight.inference.labels import LabelAnswer, LabelReader
 from semisight.metrics.classification import error_per_class
 from semisight.random import Stream, random_order
 from semisight.report import charts, page
-from semisight.report.material import Material, tile, tile_width
+from semisight.report.material import Material, shown, tile, tile_width
 from semisight.report.page import Section
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import LabelEvaluation, compare_labels
@@ -319,7 +319,7 @@ def _guess(seen: LabelsSeen, i: int) -> str:
     label, probability = int(seen.classified.label[i]), float(seen.classified.probability[i])
     truth, spread = int(seen.truth[i]), float(seen.classified.spread[i])
     wrong = truth >= 0 and truth != label
-    image = seen.shown.batch(seen.classified.label.new_tensor([i]))[0]
+    image = shown(seen.shown, i)
     right = f"is {names[truth]}" if wrong else ""
     hint = f"{seen.shown.names[i]}: {names[label]}, probability {probability:.3f}, spread {spread:.3f}"
     text = f"<b>{escape(names[label])}</b><br>{probability:.0%} <i>({spread:.2g})</i>"

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from semisight.data.formats.pictures import Unreadable, read_pixels
+from semisight.data.image_set import ImageSet
 from semisight.report import page
 from semisight.report.observe import Seen, some
 from semisight.runs.images import Sets
@@ -23,10 +26,16 @@ class Material:
     run: Run
     sets: Sets
     record: DataRecord
-    seen: Seen
+    seen: Seen | None  # None for a model of features, whose dictionary is no picture
     log: Sequence[Mapping[str, Any]]
     same_images: bool  # whether the images are those of the training
     found: Mapping[str, Any] = field(default_factory=dict)  # of each target, what its part of the page shows
+
+    @property
+    def pixels(self) -> Seen:
+        """What the model does with pixels."""
+        assert self.seen is not None
+        return self.seen
 
     @property
     def seed(self) -> int:
@@ -41,6 +50,17 @@ class Material:
         return images.batch(torch.arange(len(images))), images.names
 
 
+def shown(images: ImageSet, i: int) -> Tensor:
+    """Image i as people see it, [C, H, W]; of a set of features, its file."""
+    if images.shape[1:] != (1, 1):
+        return images.batch(torch.tensor([i]))[0]
+    try:
+        pixels = read_pixels(Path(images.source) / images.names[i], _LARGEST_TILE, _LARGEST_TILE, 3)
+        return torch.from_numpy(pixels).float() / 255
+    except (Unreadable, OSError):  # images that were given in memory, or have moved
+        return torch.full((3, 32, 32), 0.8)
+
+
 def tile(image: Tensor, text: str) -> str:
     """One image [C, H, W] as it is shown on the page."""
     drawn = picture(to_pixels(image[None])[0])
@@ -50,4 +70,4 @@ def tile(image: Tensor, text: str) -> str:
 
 
 def tile_width(m: Material) -> str:
-    return "4.6rem" if max(m.run.architecture.image_shape[1:]) <= 64 else "7rem"
+    return "4.6rem" if 1 < max(m.run.architecture.image_shape[1:]) <= 64 else "7rem"

@@ -84,7 +84,7 @@ def _heat_tile(shares: Tensor, text: str) -> str:
 def places(m: Material) -> Section:
     title = "Where z placed its values"
     model, pooled = m.run.model, m.run.architecture.pooled_layers
-    if not m.seen.places:
+    if not m.pixels.places:
         return Section(
             "places",
             title,
@@ -97,8 +97,8 @@ def places(m: Material) -> Section:
     body = [_same_code_other_places(m, images, names, posterior)]
     for layer in reversed(pooled):
         pool = m.run.architecture.layers[layer].pool
-        shares = m.seen.places[layer]  # [P, K]
-        paint = m.seen.paint[layer]
+        shares = m.pixels.places[layer]  # [P, K]
+        paint = m.pixels.paint[layer]
         mean = (shares * (paint / paint.sum().clamp_min(1e-12))).sum(1)
         order = paint.argsort(descending=True)[:ELEMENTS]
         maps = [_heat_tile(shares[:, k].view(pool, pool), f"layer {layer + 1}, element {int(k)}") for k in order]
@@ -106,7 +106,7 @@ def places(m: Material) -> Section:
             page.img(overlay(image, strongest(posterior, decoded, model.decoder, layer, number)), name)
             for number, (image, name) in enumerate(zip(images, names, strict=True))
         ]
-        decided = m.seen.decided[layer]
+        decided = m.pixels.decided[layer]
         body.append(
             f"<h3>Layer {layer + 1}: blocks of {pool} x {pool} places</h3>"
             + page.figure(

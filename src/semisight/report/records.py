@@ -83,7 +83,8 @@ def settings(m: Material) -> Section:
         *_targets(m),
         ("parameters", f"{sum(p.numel() for p in run.model.parameters()):,}"),
         ("checkpoint", f"{run.checkpoint.name}, step {counters['step']:,}, after {_duration(counters['seconds'])}"),
-        ("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to chance (black 0, white 1)"),
+        *([] if m.seen is None else [("noise", f"{m.seen.numbers.noise:.3f}, the spread of what the model leaves to "
+                                      "chance (black 0, white 1)")]),
         ("steps left out", f"{counters['bad_steps']} were not finite"),
     ]  # fmt: skip
     rows += [("note", note) for note in data.notes]

@@ -14,7 +14,7 @@ _PAIRS, _SAMPLES = 24, 48
 
 
 def learned(m: Material) -> Section:
-    n = m.seen.numbers
+    n = m.pixels.numbers
     entries = [
         (f"{n.explained:.1%}", "of what sets an image apart from the mean image is redrawn"),
         (nats(n.after["bound"]), f"nats per image is the bound; it was {nats(n.before['bound'])} before training"),

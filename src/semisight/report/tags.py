@@ -12,7 +12,7 @@ from semisight.inference.tags import TagAnswer, TagReader
 from semisight.metrics.tags import TagScores, score_tags
 from semisight.random import Stream, random_order
 from semisight.report import page
-from semisight.report.material import Material, tile
+from semisight.report.material import Material, shown, tile
 from semisight.report.page import Section
 from semisight.runs.images import Sets
 from semisight.runs.run import Run
@@ -87,7 +87,7 @@ def _tile(seen: TagsSeen, i: int) -> str:
     known = {name: int(value) for name, value in zip(seen.reader.names, seen.truth[i].tolist(), strict=True)}
     wrong = any(known[name] == 0 for name in said) or any(v == 1 and name not in said for name, v in known.items())
     text = ", ".join(f"<b>{escape(name)}</b> {p:.0%}" for name, p in given) or "(none)"
-    image = seen.shown.batch(torch.tensor([i]))[0]
+    image = shown(seen.shown, i)
     return page.named(tile(image, f"{seen.shown.names[i]}: {', '.join(sorted(said))}"), text, wrong)
 
 

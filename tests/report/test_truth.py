@@ -13,7 +13,7 @@ from semisight.sampling.evidence import AnnealingConfig
 from semisight.sampling.inference import InferenceConfig
 from semisight.training.validation import validate
 from tests.cli.commands import TINY, ok
-from tests.cli.test_report import Page
+from tests.report.test_report import Page
 
 SMALL = truth.TruthSize(
     n_images=6,

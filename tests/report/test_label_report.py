@@ -11,7 +11,7 @@ from semisight.metrics.calibration import reliability_curve
 from semisight.report import page
 from semisight.report.build import look, write_report
 from semisight.report.labels import LabelsSeen, _matrix_picture, error_by_labels, most_confused
-from semisight.report.labels import look as see_labels
+from semisight.report.labels import look as look_at_labels
 from semisight.report.labels import words as label_words
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import compare_labels, evaluate_labels
@@ -19,7 +19,7 @@ from semisight.runs.images import Sets
 from semisight.runs.run import Comparison, Run, load_run
 from semisight.runs.run_images import reload_sets
 from tests.cli.commands import ok
-from tests.cli.test_report import Page
+from tests.report.test_report import Page
 
 SECTIONS = ("labels", "confusion", "reliability", "certainty", "few-labels")
 
@@ -41,7 +41,7 @@ def loaded(trial: Path) -> tuple[Run, Sets]:
 
 @pytest.fixture(scope="module")
 def seen(loaded: tuple[Run, Sets]) -> LabelsSeen:
-    return see_labels(*loaded)
+    return look_at_labels(*loaded)
 
 
 def test_the_page_has_the_sections_of_labels(trial: Path) -> None:
@@ -53,8 +53,7 @@ def test_the_page_has_the_sections_of_labels(trial: Path) -> None:
         assert f"#{section}" in shown.addresses
     assert all(address.startswith(("data:", "#")) for address in shown.addresses)
     assert "with 40 labels of 10 classes" in text
-    assert "all but 4 per class hidden" in text
-    assert 'aria-label="Agreement"' in text
+    assert 'aria-label="Contrastive term"' in text
     assert not re.search(r"\bnan\b|\binf\b", re.sub(r'src="[^"]*"', "", text))
 
 
@@ -121,8 +120,8 @@ def test_a_run_without_held_out_labels_says_so(loaded: tuple[Run, Sets], tmp_pat
 def test_the_image_part_is_the_image_models(loaded: tuple[Run, Sets]) -> None:
     material = look(*loaded)
     assert material.same_images
-    assert "alpha0" in material.seen.numbers.after
-    assert material.seen.numbers.after["side"] == 0
+    assert "alpha0" in material.pixels.numbers.after
+    assert material.pixels.numbers.after["side"] == 0
 
 
 def test_a_matrix_of_many_classes_is_a_picture(seen: LabelsSeen) -> None:
