@@ -22,7 +22,6 @@ Metrics: `error` in percent, `calibration_error` in percent, `nats` per test lab
 two labels of each class, 9.2 against 10.7 with ten.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
