@@ -32,7 +32,6 @@ from PIL.PngImagePlugin import PngInfo
 from semisight.data.image_set import ImageSet
 from semisight.experiments import results
 from semisight.random import Stream, random_order
-from semisight.runs.captioner import Search
 from semisight.runs.images import sets_of
 from semisight.runs.pictures import enlarged, picture, to_pixels
 from semisight.runs.run import Run, load_run
@@ -60,7 +59,7 @@ def main(demo: Path, out: Path) -> None:
 def set_aside(run: Run) -> ImageSet:
     """Images that were not learned from, with the labels or captions that were hidden from the run."""
     sets = sets_of(run.data().settings, run.config.seed)
-    found = sets.measured("labels") if run.classifier is not None else sets.valid
+    found = sets.measured("labels") if run.has("labels") else sets.valid
     assert found is not None
     return found
 
@@ -76,8 +75,8 @@ def digits(run: Run, n: int = 10) -> Image.Image:
     images = some(set_aside(run), n)
     pixels = images.batch(torch.arange(len(images)))
     drawn = run.model.reconstruct(pixels, torch.Generator().manual_seed(0))
-    classifier = run.labels()
-    said = classifier(images)
+    classifier = run.labels
+    said = run.predict(images)
     assert images.labels is not None
     left = 70
     sheet = Image.new("RGB", (left + n * (_TILE + _GAP), 2 * (_TILE + _GAP) + 30), _WHITE)
@@ -99,7 +98,7 @@ def digits(run: Run, n: int = 10) -> Image.Image:
 def scenes(run: Run, n: int = 5) -> Image.Image:
     """Each with the most probable caption."""
     images, side = some(set_aside(run), n), 160
-    captions = [found[0].text for found in run.captions()(images, search=Search())]
+    captions = [found[0].text for found in run.caption(images)]
     sheet = Image.new("RGB", (n * (side + _GAP), side + 80), _WHITE)
     pen = ImageDraw.Draw(sheet)
     pixels = to_pixels(images.batch(torch.arange(len(images))))
