@@ -14,7 +14,6 @@ from semisight.metrics.classification import (
     confusion_matrix,
     error_per_class,
     error_rate,
-    mean_and_spread,
     top_k_error,
 )
 
@@ -50,13 +49,6 @@ def test_a_model_without_an_opinion_is_wrong_in_the_top_k() -> None:
 def test_error_per_class_names_the_empty_class() -> None:
     errors = error_per_class(confusion_matrix([0, 0, 1], [0, 1, 1], 3))
     assert errors[:2].tolist() == [0, 0.5] and math.isnan(errors[2])
-
-
-def test_mean_and_spread_between_runs() -> None:
-    summary = mean_and_spread([1.0, 2.0, 4.0])
-    assert (summary.mean, summary.n) == (pytest.approx(7 / 3), 3)
-    assert summary.spread == pytest.approx(np.std([1, 2, 4], ddof=1))
-    assert math.isnan(mean_and_spread([1.0]).spread)
 
 
 def test_bad_input_is_named() -> None:

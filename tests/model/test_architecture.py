@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from semisight.errors import UserError
 from semisight.model.architecture import (
+    PRESETS,
     Architecture,
     Layer,
     preset,
-    preset_names,
     sizes_that_fit,
     suggest_architecture,
 )
@@ -28,7 +28,7 @@ TABLE_5 = {  # image size, channels, (dictionary number, dictionary size, poolin
 
 
 def test_the_presets_are_the_nine_rows_of_table_5() -> None:
-    assert set(preset_names()) == set(TABLE_5)
+    assert set(PRESETS) == set(TABLE_5)
     for name, (size, channels, rows) in TABLE_5.items():
         architecture = preset(name)
         assert architecture.image_shape == (channels, size, size)

@@ -57,14 +57,6 @@ def error_per_class(confusion: Tensor) -> Tensor:
     return 1 - counts.diagonal() / counts.sum(1)
 
 
-def mean_and_spread(values: Sequence[float]) -> Summary:
-    if len(values) == 0:
-        raise UserError("there are no runs to take the mean of")
-    tensor = torch.as_tensor(values, dtype=torch.float64)
-    spread = tensor.std().item() if len(values) > 1 else float("nan")
-    return Summary(tensor.mean().item(), spread, len(values))
-
-
 def labelled_pair(scores: Numbers, labels: Numbers) -> tuple[Tensor, Tensor]:
     """Scores [B, C] and labels [B] of the images that have a label, checked, on the CPU."""
     return _pair(scores, labels, n_dims=2)

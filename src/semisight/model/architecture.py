@@ -214,10 +214,6 @@ DEEPER: Mapping[tuple[int, int, int], tuple[Layer, ...]] = {
 }
 
 
-def preset_names() -> tuple[str, ...]:
-    return tuple(PRESETS)
-
-
 def preset(name: str) -> Architecture:
     """A row of Table 5 by its data set's name."""
     if name not in PRESETS:
