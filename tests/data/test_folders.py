@@ -64,7 +64,7 @@ def test_a_folder_with_nothing_to_read_says_so(tmp_path: Path) -> None:
         UserError, match=r"no image in .* 8 files skipped: 8 not an image .*0\.txt: not an image.*\.\.\."
     ):
         load(tmp_path)
-    with pytest.raises(UserError, match="nothing at"):
+    with pytest.raises(UserError, match="is missing"):
         load(tmp_path / "missing")
 
 

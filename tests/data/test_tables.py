@@ -119,11 +119,12 @@ def test_arrays_of_labels(tmp_path: Path) -> None:
     assert found.labels.tolist() == [0, -1, 1, 0, 1] and found.class_names == ("3", "7")
     np.save(path, np.array(["dog", "", "cat", "cat", "dog"]))
     assert read_labels(path, NAMES).labels.tolist() == [1, -1, 0, 0, 1]
+    np.save(path, np.full(5, -1))  # all unknown: nothing is learned from them, which is said where a run is made
+    assert read_labels(path, NAMES).labels.tolist() == [-1] * 5
     for bad, says in (
         (np.array([0, 1]), "5 images"),
         (np.array([0.0, 1, 2, 3, 4]), "whole numbers"),
         (np.array([-2, 1, 2, 3, 4]), "the label -2"),
-        (np.full(5, -1), "no image a label"),
         (np.full(5, 2), "every image '2'"),
         (np.full(5, None), "Python objects"),
     ):
