@@ -10,6 +10,7 @@ import pytest
 
 import semisight
 
+LIMIT = 0.5  # seconds of the processor; 0.2 to 0.25 on an idle machine, up to 0.35 on a busy one
 HEAVY = ("torch", "numpy", "sklearn", "matplotlib", "lightning", "tensorboard", "PIL")
 IMPORT = "import semisight"
 HELP = """
@@ -48,9 +49,9 @@ def test_is_quick(code: str) -> None:
         start = children_seconds()
         run(code)
         best = min(best, children_seconds() - start)
-        if best < 0.3:
+        if best < LIMIT:
             break
-    assert best < 0.3, f"took {best:.2f} s"
+    assert best < LIMIT, f"took {best:.2f} s"
 
 
 def test_help_shows_the_name_and_the_purpose() -> None:
