@@ -18,7 +18,7 @@ from sklearn.preprocessing import FunctionTransformer
 from semisight import SemiSight, UserError
 from semisight.data import load
 from tests.cli.commands import ok
-from tests.cli.conftest import labelled_run  # noqa: F401 (a fixture)
+from tests.cli.conftest import *  # noqa: F403 (fixtures)
 
 DIGITS = load_digits()
 IMAGES, TRUTH = DIGITS.images / 16, DIGITS.target
@@ -100,7 +100,7 @@ def test_what_is_saved_is_what_is_loaded(fitted: SemiSight, tmp_path: Path) -> N
     said = ok("predict", tmp_path / "model", "builtin:digits", "--limit", "5", "--format", "csv")
     assert said.count("\n") == 6
     (tmp_path / "model" / "estimator.json").write_text("{")
-    with pytest.raises(ValueError, match="damaged|not valid JSON"):
+    with pytest.raises(ValueError, match=r"damaged|not valid JSON"):
         SemiSight.load(tmp_path / "model")
 
 

@@ -201,9 +201,11 @@ def _best_logistic(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], seed: i
 
 
 def _probabilities(model: object, test: npt.NDArray[np.float32], n_classes: int) -> Tensor:
-    found = torch.zeros(len(test), n_classes)
-    found[:, torch.as_tensor(model.classes_)] = torch.from_numpy(model.predict_proba(test)).float()  # type: ignore[attr-defined]
-    return found / found.sum(1, keepdim=True).clamp_min(1e-12)
+    found = torch.zeros(len(test), n_classes, dtype=torch.float64)
+    said = np.nan_to_num(model.predict_proba(test))  # type: ignore[attr-defined]  # no neighbour has a label: nothing is said
+    found[:, torch.as_tensor(model.classes_)] = torch.from_numpy(said).double()  # type: ignore[attr-defined]
+    found[found.sum(1) == 0] = 1.0
+    return found / found.sum(1, keepdim=True)
 
 
 ROWS: dict[str, Callable[[Split, int], Tensor]] = {
