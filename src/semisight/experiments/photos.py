@@ -194,7 +194,7 @@ def _best_logistic(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], seed: i
         {"scale": [StandardScaler()], "model__C": [0.0003, 0.001, 0.01, 0.1]},
         {"scale": [Normalizer()], "model__C": [1.0, 10.0, 100.0]},
     ]
-    pipeline = Pipeline([("scale", StandardScaler()), ("model", LogisticRegression(max_iter=300))])
+    pipeline = Pipeline([("scale", StandardScaler()), ("model", LogisticRegression(max_iter=1000, tol=1e-6))])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return GridSearchCV(pipeline, grid, cv=folds).fit(x, y).best_estimator_

@@ -200,7 +200,7 @@ def _baseline(rows: Tensor, labels: Tensor, seed: int) -> list[Way]:
                 folds = StratifiedKFold(max(2, min(3, least)), shuffle=True, random_state=seed)
                 for fit, aside in folds.split(x, y):
                     scaled = scaler.fit(x[fit])
-                    model = LogisticRegression(C=C, max_iter=200).fit(scaled.transform(x[fit]), y[fit])
+                    model = LogisticRegression(C=C, max_iter=1000, tol=1e-6).fit(scaled.transform(x[fit]), y[fit])
                     p[np.ix_(aside, model.classes_)] = model.predict_proba(scaled.transform(x[aside]))
                 error = float((p.argmax(1) != y).mean())
                 nll = float(-np.log(np.clip(p[np.arange(len(y)), y], 1e-12, 1)).mean())
