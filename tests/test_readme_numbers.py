@@ -214,3 +214,23 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
     for row, number in (("mnist/vae", "VAE 1.04"), ("mnist/vae-d", "VAE-d 1.10")):
         rows1 = [r.value for r in results.read(HERE / "results" / "table1.csv") if r.row == row and r.metric == "error"]
         assert number in said and same(number.split()[-1], sum(rows1) / len(rows1))
+
+
+def test_photographs_on_the_front_page() -> None:
+    found = results.summaries(results.read(HERE / "results" / "photos.csv"))
+    means = {(cell.row, cell.N, cell.metric): cell for cell in found}
+    rows = {
+        "logistic regression on": "logistic-regression",
+        "ours, `train": "ours",
+        "ours, labels": "ours-labels-alone",
+        "ours, one view": "ours-one-view",
+    }
+    for beginning, row in rows.items():
+        (line,) = [line for line in FRONT.splitlines() if line.startswith(f"| {beginning}")]
+        for n, shown in zip(("2", "5", "10"), re.findall(r"\d+\.\d", line), strict=True):
+            cell = means[f"caltech101/{row}", n, "error"]
+            assert len(cell.seeds) == 5 and same(shown, cell.mean)
+    said = re.search(r"are off by ([\d.]+), ([\d.]+) and ([\d.]+) points", FRONT)
+    assert said is not None
+    for n, shown in zip(("2", "5", "10"), said.groups(), strict=True):
+        assert same(shown, means["caltech101/ours", n, "calibration_error"].mean)
