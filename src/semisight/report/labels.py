@@ -4,6 +4,7 @@ Errors are measured on images that were not learned from: those whose labels --l
 held-out ones. Where there are none, only what the model says is shown, not how often it is right.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -150,7 +151,9 @@ def _fitted_error(
         ]
     )
     # C = 1 is the prior N(0, I) on beta: the softmax head's most probable weights.
-    fitted = LogisticRegression(C=1.0, max_iter=200).fit(codes[chosen].numpy(), labels[chosen].numpy())
+    with warnings.catch_warnings():  # many classes with one label each look like a regression to scikit-learn
+        warnings.simplefilter("ignore", UserWarning)
+        fitted = LogisticRegression(C=1.0, max_iter=200).fit(codes[chosen].numpy(), labels[chosen].numpy())
     return float((fitted.predict(others.numpy()) != truth.numpy()).mean())
 
 

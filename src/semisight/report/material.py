@@ -56,7 +56,7 @@ def shown(images: ImageSet, i: int) -> Tensor:
         return images.batch(torch.tensor([i]))[0]
     try:
         pixels = read_pixels(Path(images.source) / images.names[i], _LARGEST_TILE, _LARGEST_TILE, 3)
-        return torch.from_numpy(pixels).float() / 255
+        return torch.from_numpy(pixels.copy()).float() / 255
     except (Unreadable, OSError):  # images that were given in memory, or have moved
         return torch.full((3, 32, 32), 0.8)
 
