@@ -4,11 +4,12 @@
     semisight reproduce photos --compare caltech101/ours,caltech101/logistic-regression
 
 CALTECH101 is a folder with one folder for each class (BACKGROUND_Google left out). Of every class 20 images are for the
-test and N have a label, drawn by the split's number; all other images are unlabelled. The constants of
-`ours` were chosen by hand on the test images of other splits (100 to 108) of these same photographs, so that splits share
-images with those: only a set that nobody tuned on is a fair test of them. Whether unlabelled images are used, and the
-temperature, are chosen by cross-validation on the given labels. Features: EfficientNet-Lite2, pooled, the plain view and one random part of each image (`ours` averages both; logistic regression and scikit-learn's
-semi-supervised classifiers have the plain view, as people use them).
+test and N have a label, drawn by the split's number; all other images are unlabelled. The constants of `ours` were
+chosen by hand on the test images of other splits (100 to 108) of these same photographs, so that splits share images
+with those: only a set that nobody tuned on is a fair test of them. Whether unlabelled images are used, and the
+temperature, are chosen by cross-validation on the given labels. Features: EfficientNet-Lite2, pooled, the plain view
+and one random part of each image (`ours` averages both; logistic regression and scikit-learn's semi-supervised
+classifiers have the plain view, as people use them).
 
     row                    what it is
     logistic-regression    scaling (standardised or unit length) and C by cross-validation on the given labels
@@ -19,8 +20,8 @@ semi-supervised classifiers have the plain view, as people use them).
     ours-without-bound     `ours` on the scaled features themselves: no image model
     ours-one-view          `ours` with the plain view alone
 
-Metrics: `error` in percent, `calibration_error` in percent, `nats` per test label. Expect 13.9 against 20.6 percent with
-two labels of each class, 8.6 against 10.0 with ten, and no difference without the image model.
+Metrics: `error` in percent, `calibration_error` in percent, `nats` per test label. Expect 13.9 against 20.6 percent
+with two labels of each class, 8.6 against 10.0 with ten, and no difference without the image model.
 """
 
 import warnings
