@@ -23,7 +23,7 @@ from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
 from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
-from semisight.model.architecture import Architecture, Layer, preset, preset_names
+from semisight.model.architecture import PRESETS, Architecture, Layer, preset
 from semisight.training.allocator import keep_memory
 
 
@@ -54,7 +54,7 @@ FULL = Size(
     rounds=11,
     turn=0.25,
     mm_size=2048,
-    presets=preset_names(),
+    presets=tuple(PRESETS),
     pixels=(32, 64, 128),
 )
 SMOKE = Size(

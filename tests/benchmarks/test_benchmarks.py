@@ -14,7 +14,7 @@ from benchmarks.memory import measure_in_new_process, measure_memory
 from benchmarks.on_paper import n_parameters, step_bytes, step_flops
 from benchmarks.speed import PlainCNN, TrainingStep
 from benchmarks.timing import Rounds, interleave
-from semisight.model.architecture import Architecture, Layer, preset, preset_names
+from semisight.model.architecture import PRESETS, Architecture, Layer, preset
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.pooling import NAIVE
 
@@ -78,7 +78,7 @@ def test_flops_on_paper_are_those_of_the_naive_twin(architecture: Architecture) 
 
 
 def test_parameters_on_paper() -> None:
-    for name in preset_names():
+    for name in PRESETS:
         if name not in ("imagenet", "coco"):
             model = ImageModel.of(preset(name))
             assert n_parameters(preset(name)) == pytest.approx(sum(p.numel() for p in model.parameters()), rel=0.02)
