@@ -21,7 +21,7 @@ def test_every_row_at_smoke_size(tmp_path: Path) -> None:
 
 
 def test_test_images_are_neither_labelled_nor_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, _ = photos._images(Request(None, smoke=True))
+    images, _ = photos._photos(Request(None, smoke=True))
     of = photos.split_of(images(), 3, 0, per_class=5)
     assert int((of.labels >= 0).sum()) == 30 and len(of.test) == 50
     assert bool((of.labels[of.test] == -1).all()) and set(of.train.tolist()).isdisjoint(of.test.tolist())
@@ -34,3 +34,14 @@ def test_test_images_are_neither_labelled_nor_learned_from(monkeypatch: pytest.M
     for view in of.views:
         view[of.test[1:]] = 0.5
     torch.testing.assert_close(photos.ours(few, 0)[0], whole[0], atol=1e-5, rtol=1e-4)
+
+
+def test_a_set_with_test_images_of_its_own_is_tested_on_these() -> None:
+    read, _ = photos._photos(Request(None, smoke=True))
+    with_parts = photos.Photos(read().images, n_test=300)
+    n = len(with_parts.images)
+    for seed in (0, 1):
+        of = photos.split_of(with_parts, 4, seed)
+        assert of.test.tolist() == list(range(n - 300, n)) and of.train.tolist() == list(range(n - 300))
+        assert torch.bincount(of.labels[of.labels >= 0]).tolist() == [4] * 10
+        assert with_parts.images.labels is not None and torch.equal(of.truth, with_parts.images.labels[-300:])
