@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from semisight.errors import UserError
+from semisight.training import checkpoint
 from semisight.training.checkpoint import Checkpoint, load_parts, read_checkpoint, read_meta, write_checkpoint
 from semisight.training.folder import RunFolder, differences, fingerprint
 from tests.training.toy import ToyImages, files_no_larger_than, toy_images
@@ -53,6 +54,28 @@ def test_a_truncated_file_is_named(tmp_path: Path, cut: int) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(UserError, match=r"half\.safetensors is not a whole"):
         read_checkpoint(path)
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors opens a file twice: a training may put another in its place in between."""
+    path, sizes = tmp_path / "newest.safetensors", iter([2000, 10, 3000, 20])
+
+    def write(n: int) -> None:
+        write_checkpoint(path, Checkpoint({"model": {"w": torch.full((n,), float(n))}}, {"n": n}))
+
+    real = checkpoint.safe_open
+
+    def replaced_after_opening(file: Path, framework: str) -> object:
+        if (n := next(sizes, None)) is not None:
+            write(n)
+            if n < 100:
+                raise RuntimeError("size is smaller than the required mapping size")  # what safetensors says then
+        return real(file, framework=framework)
+
+    write(1000)
+    monkeypatch.setattr(checkpoint, "safe_open", replaced_after_opening)
+    found = read_checkpoint(path)
+    assert found.meta["n"] == len(found.part("model")["w"]) == 20
 
 
 def test_foreign_and_missing_files_are_named(tmp_path: Path) -> None:

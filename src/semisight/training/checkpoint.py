@@ -13,10 +13,10 @@ Prediction reads the first two. Format 1, which had one part for the whole objec
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -30,6 +30,8 @@ from semisight.untrusted import parse_json
 _HEADER = "semisight"  # the key of our JSON in the header
 FORMAT = 2
 TRAINING = "training"
+T = TypeVar("T")
+_TURNS = 100  # to read a file that is being replaced
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,22 @@ def write_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 def read_checkpoint(path: str | Path, parts: Iterable[str] | None = None) -> Checkpoint:
     """A checkpoint, on the CPU: all of it, or the named parts alone."""
-    path = Path(path)
-    meta, wanted = _header(path), None if parts is None else set(parts)
+    return _steadily(Path(path), lambda path: _read(path, None if parts is None else set(parts)))
+
+
+def _read(path: Path, wanted: set[str] | None) -> Checkpoint:
+    meta = _header(path)
     tensors: dict[str, dict[str, Tensor]] = {}
     old = meta.get("format") == old_format.FORMAT
     check_seal(path, required=not old)
-    with safe_open(path, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 (not a dict)
-            part, _, name = key.partition(":")
-            if wanted is None or part in wanted or old:
-                tensors.setdefault(part, {})[name] = file.get_tensor(key)
+    try:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                part, _, name = key.partition(":")
+                if wanted is None or part in wanted or old:
+                    tensors.setdefault(part, {})[name] = file.get_tensor(key)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path} could not be read ({error}); use another checkpoint.") from error
     if old:
         tensors = old_format.parts(tensors, meta)
         meta = old_format.meta(meta)
@@ -82,11 +90,35 @@ def read_checkpoint(path: str | Path, parts: Iterable[str] | None = None) -> Che
 
 def read_meta(path: str | Path) -> dict[str, Any]:
     """The JSON of a checkpoint's header, without reading its tensors."""
-    meta = _header(Path(path))
+    meta = _steadily(Path(path), _header)
     try:
         return old_format.meta(meta) if meta["format"] == old_format.FORMAT else meta
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} does not say how its model is built (it lacks {error}).") from error
+
+
+def _steadily(path: Path, read: Callable[[Path], T]) -> T:
+    """What `read` gives of one and the same file. A training may replace it meanwhile, and safetensors opens it more
+    than once."""
+    for _ in range(_TURNS):
+        before = _identity(path)
+        try:
+            found = read(path)
+        except UserError:
+            if _identity(path) == before:
+                raise
+            continue
+        if _identity(path) == before:
+            return found
+    raise UserError(f"{path} is replaced faster than it can be read; stop the training, or use another checkpoint.")
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -97,7 +129,7 @@ def _header(path: Path) -> dict[str, Any]:
             header = (file.metadata() or {}).get(_HEADER)
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint {path}.") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path} is not a whole safetensors file ({error}); use another checkpoint.") from error
     if header is None:
         raise UserError(f"{path} is a safetensors file, but not one that semisight wrote.")
