@@ -15,13 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from semisight.baselines.network import scores_of
 from semisight.data.image_set import ImageSet
 from semisight.data.vocabulary import Vocabulary
-from semisight.experiments import label_rows, table1, table2, table3
+from semisight.experiments import label_rows, network_rows, table1, table2, table3
 from semisight.experiments.label_rows import LabelRow, Parts, compose, labels_of
 from semisight.experiments.table import Request
 from semisight.inference.validation import decision_values, label_error, label_terms
 from semisight.metrics.calibration import fit_temperature, negative_log_likelihood
+from semisight.metrics.classification import error_rate
 from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
 from semisight.objectives.gradients import NVIL, Local
@@ -75,6 +77,8 @@ def watched(images: ImageSet, name: str, n: int | None = None) -> ImageSet:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     LOG.looks.clear()
     monkeypatch.setattr(label_rows, "Trainer", Logged)
+    monkeypatch.setattr(network_rows, "Trainer", Logged)
+    monkeypatch.setattr(table2, "Trainer", Logged)
     monkeypatch.setattr(table3, "Trainer", Logged)
     return LOG
 
@@ -145,13 +149,53 @@ def test_table_1_picks_by_validation_labels_and_tests_once(
     assert looked == Counter(range(110))
 
 
-@pytest.mark.parametrize("row", ["printed", "local-d", "consistency", "labelled-alone", "xi0-tsvm"])
+@pytest.mark.parametrize(
+    "row", ["printed", "local-d", "consistency", "labelled-alone", "xi0-tsvm", "m1-tsvm", "m1-m2", *table2.NETWORKS]
+)
 def test_while_a_row_of_table_2_is_trained_no_test_image_is_looked_at(
     row: str, few: Parts, tmp_path: Path, log: Log
 ) -> None:
-    table2.measure(row, few, 0, tmp_path, replace(ASKED, smoke=True))
+    table2.measure(row, few, 0, tmp_path / row, replace(ASKED, smoke=True))
     assert log.parts(training=True) == {"train", "valid"}
-    assert "test" in log.parts(training=False)
+    seen = [part for _, part, _ in log.looks]
+    assert "test" in seen and set(seen[seen.index("test") :]) <= {"test"}  # the last that is looked at
+
+
+@pytest.mark.parametrize("row", ["ladder-full", "m1-m2"])
+def test_baselines_report_the_last_weights_and_those_that_validation_labels_pick(
+    row: str, few: Parts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the validator were given test images or labels, or the test error the wrong weights, this would fail."""
+    calls: list[tuple[nn.Module, list[dict[str, Tensor]]]] = []
+
+    def terms(network: nn.Module, images: ImageSet, labels: Tensor) -> dict[str, float]:
+        assert images.names == few.valid.names and labels is images.labels and torch.equal(labels, labels_of(few.valid))
+        calls.append((network, state(network)))
+        return {"error": ERRORS[len(calls) - 1]}
+
+    kind = "M2_ROW" if row == "m1-m2" else "NETWORKS"
+    slow = table2.M2_ROW if row == "m1-m2" else table2.NETWORKS[row]
+    quick = replace(slow, epochs=len(ERRORS), learning_rate=0.02, build=lambda of, _: slow.build(of, True))
+    monkeypatch.setattr(table2, kind, quick if row == "m1-m2" else {row: quick})
+    monkeypatch.setattr(table2, "M1_EPOCHS", 1)
+    monkeypatch.setattr(network_rows, "network_terms", terms)
+    tests: list[ImageSet] = []
+    monkeypatch.setattr(table2, "errors", lambda trained, test: tests.append(test) or original(trained, test))
+    found = table2.measure(row, few, 0, tmp_path / row, ASKED).values
+    assert len(calls) == len(ERRORS) and tests[0].names == few.test.names
+    by_epoch = []
+    for network, weights in calls:
+        network.load_state_dict(weights[0])
+        by_epoch.append(network_rows_error(network, tests[0]))
+    assert by_epoch[1] != by_epoch[-1]
+    assert found == {"error": by_epoch[-1], "error_stopped": by_epoch[1]}
+
+
+original = table2.errors
+
+
+def network_rows_error(network: Any, images: ImageSet) -> float:
+    return 100 * error_rate(scores_of(network, images).argmax(1), labels_of(images))
 
 
 def test_the_validator_of_labels_is_the_error_of_validation_images(

@@ -15,12 +15,13 @@ from semisight.inference.validation import label_terms
 
 def test_every_row_at_smoke_size(tmp_path: Path) -> None:
     out = tmp_path / "table2.csv"
-    rows = ["tsvm", "xi0-tsvm", "printed", "local-d", "consistency", "labelled-alone"]
+    alone = ["tsvm", "xi0-tsvm", "m1-tsvm"]  # no weights to stop at
+    rows = [*alone, "printed", "local-d", "consistency", "labelled-alone", "m1-m2", "ladder-full", "ladder-gamma-conv"]
     request = Request("builtin:digits", out, rows, n=(5,), smoke=True, progress=False)
     added = table2.run(request)
     assert [row.key for row in results.read(out)] == [row.key for row in added]
-    learned = {(row, metric) for row in rows[2:] for metric in ("error", "error_stopped")}
-    assert {(row.row, row.metric) for row in added} == {("tsvm", "error"), ("xi0-tsvm", "error"), *learned}
+    learned = {(row, metric) for row in rows[3:] for metric in ("error", "error_stopped")}
+    assert {(row.row, row.metric) for row in added} == {*((row, "error") for row in alone), *learned}
     assert all(0 <= row.value <= 100 and row.N == "5" for row in added)
     assert table2.run(request) == [] and list(tmp_path.iterdir()) == [out]
     assert table2.run(replace(request, rows=["pull"])) == []  # as it was called

@@ -23,7 +23,7 @@ from semisight.data.image_set import ImageSet, split
 from semisight.experiments.table import Request, fit
 from semisight.inference.encode import mean_codes
 from semisight.inference.validation import label_terms
-from semisight.model.architecture import Nonlinearity, suggest_architecture
+from semisight.model.architecture import Architecture, Layer, Nonlinearity, suggest_architecture
 from semisight.model.encoders.paper import Pooling
 from semisight.model.heads.labels import BayesianSVM, LabelHead, Softmax
 from semisight.model.image_model import ImageModel
@@ -75,6 +75,7 @@ class LabelRow:
     beside       images without one in a batch; the labelled ones are then as many as suits their number
     consistency  its augmentation is chosen by the colours of the images
     epochs       None: as long as there is time
+    layers       None: as suits the size of the images
     on_set       by the name of a data set, what is different there
     """
 
@@ -92,6 +93,7 @@ class LabelRow:
     schedule: Schedule = "constant"
     average: float | None = None
     epochs: int | None = 25
+    layers: tuple[Layer, ...] | None = None
     on_set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, name: str) -> "LabelRow":
@@ -118,7 +120,11 @@ class LabelRow:
 
 
 def image_model(row: LabelRow, images: ImageSet, seed: int) -> ImageModel:
-    architecture = suggest_architecture(images.shape, row.nonlinearity)
+    architecture = (
+        suggest_architecture(images.shape, row.nonlinearity)
+        if row.layers is None
+        else Architecture(images.shape, row.layers, row.nonlinearity)
+    )
     model = ImageModel.of(architecture, row.pooling, seed, reach=row.reach)
     model.start_from(images.batch(torch.arange(min(len(images), START_IMAGES))))
     return model

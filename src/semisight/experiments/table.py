@@ -34,6 +34,7 @@ class Request:
     threads: int = 1
     progress: bool = True
     cache: Path | None = None  # of scaled images
+    size: int | None = None  # of images, in pixels, where a table has no size of its own
 
     def file(self, table: str) -> Path:
         return self.out or Path("results") / f"{table}.csv"

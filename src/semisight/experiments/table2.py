@@ -12,6 +12,10 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
 
     row                   what it is                                                            paper (N = 10)
     tsvm                  transductive SVM on pixels                                            16.81
+    m1-tsvm               autoencoder of pixels (baselines/m1.py), its codes to the same SVM    11.82
+    m1-m2                 the same codes to a generative model of labels (baselines/m2.py)      3.33
+    ladder-full           Ladder network, all denoising costs (baselines/ladder.py)             1.06
+    ladder-gamma-conv     its convolutional Gamma-model                                         0.89
     xi0-tsvm              image model alone, its codes to a transductive SVM                    5.83
     printed               nvil, sampled pooling, xi = N_X/(C rho), Bayesian SVM                 1.49
     local                 the same with the local gradient and expected pooling
@@ -30,10 +34,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from semisight.baselines import ladder
+from semisight.baselines.m1 import M1
+from semisight.baselines.m2 import M2
+from semisight.baselines.network import Learning
 from semisight.baselines.tsvm import TransductiveSVM
 from semisight.data import load
 from semisight.data.batches import LabelledAndUnlabelled
 from semisight.data.columns import choose_labelled, hide_labels
+from semisight.data.image_set import ImageSet
 from semisight.experiments import results
 from semisight.experiments.label_rows import (
     LabelRow,
@@ -45,13 +54,16 @@ from semisight.experiments.label_rows import (
     train,
     train_without_labels,
 )
-from semisight.experiments.table import Cell, Measured, Request, fill
+from semisight.experiments.network_rows import NetworkRow, TrainedNetwork, started, train_network
+from semisight.experiments.table import Cell, Measured, Request, fill, fit, forget, unfinished
 from semisight.inference.encode import mean_codes
 from semisight.inference.validation import label_error
 from semisight.metrics.classification import error_rate
 from semisight.model.architecture import preset
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.targets import Xi
+from semisight.training.checkpoint import load_parts
+from semisight.training.trainer import Trainer
 
 TABLE = "table2"
 STOPPED, LAST = "error_stopped", "error"
@@ -81,10 +93,31 @@ SETTINGS = {
     "consistency-no-bound": replace(CONSISTENCY, consistency=Consistency(contrastive=0, spreading=0, bound_images=0)),
     ALONE: replace(CONSISTENCY, consistency=Consistency(0, contrastive=0, spreading=0, bound_images=0)),
 }
-ROWS = ("tsvm", "xi0-tsvm", *SETTINGS)
+NETWORKS = {
+    "ladder-full": NetworkRow(
+        lambda of, smoke: ladder.full(of.shape, len(of.class_names), (60, 30) if smoke else ladder.FULL_UNITS)
+    ),
+    "ladder-gamma-conv": NetworkRow(
+        lambda of, smoke: ladder.gamma_conv(of.shape, len(of.class_names), (8, 8, 8) if smoke else ladder.WIDTHS),
+        epochs=3,
+    ),
+}
+M1_EPOCHS, M1_BATCH, M1_RATE = 30, 200, 1e-3
+M2_ROW = NetworkRow(
+    lambda codes, smoke: M2(codes.shape[0], len(codes.class_names), share_known(codes), hidden=50 if smoke else 500),
+    batch_size=300,
+    learning_rate=1e-3,
+    epochs=30,
+)
+ROWS = ("tsvm", "m1-tsvm", "m1-m2", *NETWORKS, "xi0-tsvm", *SETTINGS)
+STOPPED_EARLY = ("m1-m2", *NETWORKS, *SETTINGS)
 _OURS = {10: "1.49", 60: "0.77", 100: "0.63", 300: "0.51"}
 PAPER = {
     "tsvm": {10: "16.81", 60: "6.16", 100: "5.38", 300: "3.45"},
+    "m1-tsvm": {10: "11.82", 60: "5.72", 100: "4.24", 300: "3.49"},
+    "m1-m2": {10: "3.33", 60: "2.59", 100: "2.40", 300: "2.18"},
+    "ladder-full": {10: "1.06", 100: "0.84"},
+    "ladder-gamma-conv": {10: "0.89", 60: "0.82", 100: "0.74", 300: "0.63"},
     "xi0-tsvm": {10: "5.83", 60: "2.19", 100: "1.75", 300: "1.42"},
     **{row: _OURS for row in ("printed", "local", "consistency")},
 }
@@ -97,7 +130,7 @@ def run(request: Request) -> list[results.Row]:
     of_set = name_of_set(request.source())
 
     def cell(row: str, n: int, number: int) -> Cell:
-        metrics = (LAST, STOPPED) if row in SETTINGS else (LAST,)
+        metrics = (LAST, STOPPED) if row in STOPPED_EARLY else (LAST,)
         paper = "" if of_set else PAPER.get(row, {}).get(n, "")
         return Cell(of_set + row, number, metrics, str(n), dict.fromkeys(metrics, paper))
 
@@ -106,7 +139,9 @@ def run(request: Request) -> list[results.Row]:
         return measure(cell.row.removeprefix(of_set), of, cell.seed, place, request)
 
     cells = [cell(row, n, number) for row in rows for n in request.n for number in request.splits]
-    return fill(TABLE, request, cells, measured)
+    added = fill(TABLE, request, cells, measured)
+    forget(m1_place(unfinished(request.file(TABLE)), number) for number in request.splits)
+    return added
 
 
 def sets(data: str | Path, n: int, split_number: int, smoke: bool = False) -> Parts:
@@ -126,9 +161,16 @@ def measure(row: str, of: Parts, seed: int, place: Path, request: Request) -> Me
     """Test errors in percent of one cell."""
     if row in SETTINGS:
         return measure_row(row, of, seed, place, request)
+    if row in NETWORKS:
+        return measure_network(NETWORKS[row], of, seed, place, request)
+    if row == "m1-m2":
+        return measure_m2(of, seed, place, request)
     before = 0.0
     if row == "tsvm":
         features = [images.batch(torch.arange(len(images))).flatten(1) for images in (of.train, of.test)]
+    elif row == "m1-tsvm":
+        m1, before = learn_m1(of, seed, place, request)
+        features = [m1.codes(images) for images in (of.train, of.test)]
     else:
         model = image_model(LOCAL, of.train, seed)
         _, before = train_without_labels(model, of, place, LOCAL.training(request, seed))
@@ -148,6 +190,62 @@ def measure_row(row: str, of: Parts, seed: int, place: Path, request: Request) -
         for metric, checkpoint in ((LAST, trained.last), (STOPPED, trained.best))
     }
     return Measured(values, trained.before)
+
+
+def measure_network(row: NetworkRow, of: Parts, seed: int, place: Path, request: Request) -> Measured:
+    network = started(lambda: row.build(of.train, request.smoke), seed)
+    trained = train_network(row, network, of.train, of.valid, seed, place, request)
+    return Measured(errors(trained, of.test), trained.before)
+
+
+def errors(trained: TrainedNetwork, test: ImageSet) -> dict[str, float]:
+    """Of the last weights, and of those with the least validation error."""
+    return {
+        metric: 100 * error_rate(trained.scores(checkpoint, test).argmax(1), labels_of(test))
+        for metric, checkpoint in ((LAST, trained.last), (STOPPED, trained.best))
+    }
+
+
+def learn_m1(of: Parts, seed: int, place: Path, request: Request) -> tuple[M1, float]:
+    """The autoencoder with the best bound of the validation images, shared by rows and numbers of labels of a split."""
+    n_pixels = of.train.images[0].numel()
+    m1 = started(lambda: M1(n_pixels, hidden=60 if request.smoke else 600), seed)
+    learning = Learning(m1, torch.full((len(of.train),), -1))
+    config = request.training(
+        seed=seed,
+        batch_size=M1_BATCH,
+        learning_rate=M1_RATE,
+        schedule="cosine",
+        max_epochs=1 if request.smoke else M1_EPOCHS,
+        max_minutes=request.minutes,
+    )
+    fitted, before = fit(Trainer(learning, of.train, m1_place(place.parent, seed), config=config, valid=of.valid))
+    load_parts(learning.parts(), fitted.checkpoint)
+    return m1.eval(), before
+
+
+def share_known(images: ImageSet) -> float:
+    return float((labels_of(images) >= 0).double().mean())
+
+
+def m1_place(folder: Path, seed: int) -> Path:
+    return folder / f"m1-of-split-{seed}"
+
+
+def measure_m2(of: Parts, seed: int, place: Path, request: Request) -> Measured:
+    """On codes of M1, centred and scaled by those of the training images."""
+    m1, before = learn_m1(of, seed, place, request)
+    learned = m1.codes(of.train)
+    mean, spread = learned.mean(0), learned.std(0).clamp_min(1e-6)
+
+    def coded(images: ImageSet) -> ImageSet:
+        codes = (m1.codes(images) - mean) / spread
+        return ImageSet.of(codes[..., None, None], images.names, labels_of(images), images.class_names)
+
+    train, valid = coded(of.train), coded(of.valid)
+    network = started(lambda: M2_ROW.build(train, request.smoke), seed)
+    trained = train_network(M2_ROW, network, train, valid, seed, place, request)
+    return Measured(errors(trained, coded(of.test)), before + trained.before)
 
 
 def without_the_others(row: LabelRow, of: Parts, smoke: bool) -> tuple[LabelRow, Parts, dict[str, Any]]:
