@@ -51,6 +51,7 @@ class Stream(Enum):
     PHOTOS = ("order", 44)  # test images and labels of the table of photographs
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
+    MAPPED = ("order", 45)  # images of the report's map
 
     TRAINING = ("noise", 0)
     VALIDATION = ("noise", 1)

@@ -8,8 +8,9 @@ import pytest
 
 from semisight.data.columns import CaptionColumn
 from semisight.inference.captions import Caption
+from semisight.report.build import look as look_at_all
 from semisight.report.build import write_report
-from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst, look, words
+from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst, look, warnings, words
 from semisight.runs.evaluate import evaluate_captions
 from semisight.runs.images import Sets
 from semisight.runs.run import Run, load_run
@@ -87,7 +88,19 @@ def test_a_run_without_held_out_captions_says_so(loaded: tuple[Run, Sets], tmp_p
 
 
 def test_captions_are_escaped(seen: CaptionsSeen) -> None:
-    tile = _tile(seen.shown, 0, Caption(("<b>",), "<script>", -1.0), "more")
+    tile = _tile(seen.shown, 0, Caption(("<b>",), "<script>", -1.0), ("<i>more",))
     Page(tile)
-    assert "<script>" not in tile
+    assert "<script>" not in tile and "<i>more" not in tile
     assert "(no word)" in _tile(seen.shown, 0, Caption((), "", -1.0))
+
+
+def test_a_captioner_that_has_collapsed_is_called_so(loaded: tuple[Run, Sets], seen: CaptionsSeen) -> None:
+    material = look_at_all(*loaded)
+    texts = [f"a {number}" for number in range(len(seen.captions))]
+    various = dataclasses.replace(seen, captions=tuple(Caption((), text, -1.0) for text in texts))
+    assert warnings(material, various) == []
+    same = dataclasses.replace(seen, captions=tuple(Caption((), "a dog", -1.0) for _ in texts))
+    (line,) = warnings(material, same)
+    assert "collapsed" in line and "'a dog'" in line and f"{len(texts)} of {len(texts)}" in line
+    half = [*texts[: len(texts) // 2 + 1], *["a dog"] * (len(texts) - len(texts) // 2 - 1)]
+    assert warnings(material, dataclasses.replace(seen, captions=tuple(Caption((), t, -1.0) for t in half))) == []

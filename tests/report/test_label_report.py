@@ -1,17 +1,26 @@
 """The page of a run with labels: what it says about them is what was measured."""
 
+import base64
 import dataclasses
+import io
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from semisight.inference.acquisition import see
 from semisight.metrics.calibration import reliability_curve
 from semisight.report import page
 from semisight.report.build import look, write_report
-from semisight.report.labels import LabelsSeen, _matrix_picture, error_by_labels, most_confused
+from semisight.report.codes import CodesSeen, next_to_label, on_the_map, points_on_a_map, wrong
+from semisight.report.codes import look as look_at_codes
+from semisight.report.codes import sections as all_of_codes
+from semisight.report.labels import LabelsSeen, _matrix_picture, error_by_labels, most_confused, warnings_of
 from semisight.report.labels import look as look_at_labels
+from semisight.report.labels import warnings as label_warnings
 from semisight.report.labels import words as label_words
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import compare_labels, evaluate_labels
@@ -149,3 +158,132 @@ def test_a_curve_with_empty_bins_is_drawn(seen: LabelsSeen) -> None:
     assert "nan" not in drawing
     everything = compare_labels(seen.classifier, seen.classified, seen.truth)
     assert reliability_chart(everything.reliability).count("<rect") == int((everything.reliability.count > 0).sum())
+
+
+# ---- codes: what is wrong beside its neighbours, what to label next, the map ----
+
+
+@pytest.fixture(scope="module")
+def codes(loaded: tuple[Run, Sets]) -> CodesSeen:
+    return look_at_codes(*loaded)
+
+
+def test_answers_errors_next_and_map_come_first(trial: Path) -> None:
+    order = Page((trial / "report.html").read_text()).identities
+    first = ["labels", "confusion", "reliability", "wrong", "next", "map", "certainty"]
+    found = [identity for identity in order if identity in (*first, "learned", "dictionary")]
+    assert found == [*first, "learned", "dictionary"]
+    text = (trial / "report.html").read_text()
+    for folded in ("dictionary", "places"):
+        assert re.match(
+            r"\s*<details>", text[text.index(f'<section id="{folded}">') + len(f'<section id="{folded}">') :]
+        )
+
+
+def test_codes_know_what_was_given_and_what_was_hidden(codes: CodesSeen, loaded: tuple[Run, Sets]) -> None:
+    run, sets = loaded
+    assert int((codes.given >= 0).sum()) == 40
+    assert not bool(((codes.given >= 0) & (codes.truth >= 0)).any()) and not bool(
+        (codes.free & (codes.given >= 0)).any()
+    )
+    labels = {name: int(label) for part, column in ((sets.train, 0), (sets.valid, 1)) if part is not None
+              for name, label in zip(part.names, sets.truth["labels"][column].values, strict=True)}  # type: ignore[attr-defined]  # fmt: skip
+    for i in range(0, len(codes.codes), 7):
+        images, place = codes.at(i)
+        assert labels[images.names[place]] == int(torch.maximum(codes.given[i], codes.truth[i]))
+    again = see(run.model, run.labels.head, codes.images[0], run.labels.calibration.probabilities, 5)
+    assert codes.probabilities is not None
+    assert torch.equal(codes.codes[: len(again.codes)], again.codes)
+    assert codes.points is not None and codes.points.min() == 0 and codes.points.max() == 1
+
+
+def test_images_of_one_class_are_near_each_other_on_the_map(codes: CodesSeen) -> None:
+    points, label = torch.from_numpy(codes.points), torch.maximum(codes.given, codes.truth)
+    nearest = torch.cdist(points, points).fill_diagonal_(9).topk(5, largest=False).indices
+    same = (label[nearest] == label[:, None]).double().mean()
+    assert same > 0.4  # chance: 0.1
+
+
+def test_wrong_answers_stand_beside_their_nearest_labelled_images(codes: CodesSeen) -> None:
+    section = wrong(codes)
+    assert section is not None and codes.probabilities is not None
+    rows = section.body.split('<div class="row">')[1:]
+    assert len(rows) == 8 and all(row.count("<img") == 5 for row in rows)
+    sure = codes.probabilities.amax(1)
+    mistakes = (codes.truth >= 0) & (codes.truth != codes.answer)
+    surest = int(sure.where(mistakes, torch.tensor(-1.0)).argmax())
+    assert codes.at(surest)[0].names[codes.at(surest)[1]] in rows[0]
+    known = (codes.given >= 0).nonzero().squeeze(1)
+    centred = torch.nn.functional.normalize(codes.codes - codes.codes.mean(0), dim=1)
+    order = (centred[known] @ centred[surest]).argsort(descending=True)[:4]
+    shown = re.findall(r'alt="(digits/\d+)', rows[0])[1:]
+    assert shown == [codes.at(int(known[i]))[0].names[codes.at(int(known[i]))[1]] for i in order]
+    none_known = dataclasses.replace(codes, truth=torch.full_like(codes.truth, -1))
+    unsure = wrong(none_known)
+    assert unsure is not None and "unsure" in unsure.title
+    assert wrong(dataclasses.replace(codes, given=torch.full_like(codes.given, -1))) is None
+
+
+def test_what_to_label_next_has_no_label_yet(codes: CodesSeen) -> None:
+    section = next_to_label(codes)
+    assert section is not None
+    names = re.findall(r'alt="(digits/\d+)', section.body)
+    assert len(names) == len(set(names)) == 12
+    labelled = {codes.at(i)[0].names[codes.at(i)[1]] for i in range(40)}
+    assert labelled.isdisjoint(names)
+    assert next_to_label(dataclasses.replace(codes, free=torch.zeros_like(codes.free))) is None
+
+
+def test_every_point_of_the_map_shows_its_own_picture(codes: CodesSeen) -> None:
+    section = on_the_map(codes)
+    assert section is not None
+    Page(section.body)
+    points = re.findall(
+        r'<i class="([^"]*)" style="left:([\d.]+)%;top:([\d.]+)%;[^"]*--x:(-?\d+)px;--y:(-?\d+)px', section.body
+    )
+    assert len(points) == len(codes.codes) and len({point[3:] for point in points}) == len(points)
+    assert sum("given" in point[0].split() for point in points) == 40
+    mistakes = int(((codes.truth >= 0) & (codes.truth != codes.answer)).sum())
+    assert sum("wrong" in point[0].split() for point in points) == mistakes
+    sheet = Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^)]*)\)", section.body)[1])))  # type: ignore[index]
+    number = 17
+    x, y = (-int(v) for v in points[number][3:])
+    images, place = codes.at(number)
+    drawn = torch.from_numpy(np.asarray(sheet.crop((x, y, x + 44, y + 44)).convert("L").resize((8, 8))).copy()) / 255
+    assert float((drawn - images.batch(torch.tensor([place]))[0, 0]).abs().mean()) < 0.1
+
+
+def test_names_on_the_map_are_escaped(codes: CodesSeen) -> None:
+    bad = '"><script>alert(1)</script>'
+    images = tuple(dataclasses.replace(part, names=tuple(bad for _ in part.names)) for part in codes.images)
+    hostile = dataclasses.replace(codes, images=images, class_names=tuple(bad for _ in codes.class_names))
+    for section in all_of_codes(hostile):
+        Page(section.body)
+        assert "<script" not in section.body and 'title="">' not in section.body
+
+
+def test_codes_that_are_all_alike_or_few_have_no_map() -> None:
+    assert points_on_a_map(torch.ones(50, 4), 0) is None
+    assert points_on_a_map(torch.randn(5, 4), 0) is None
+
+
+def test_a_weak_classifier_is_called_so_at_the_top(loaded: tuple[Run, Sets], seen: LabelsSeen, tmp_path: Path) -> None:
+    assert warnings_of(0.3, 100, 0.9, "images") == []
+    assert "is weak: 60%" in warnings_of(0.6, 100, 0.9, "images")[0]
+    assert "useless" in warnings_of(0.6, 100, 0.55, "images")[0]
+    assert seen.evaluation is not None
+    text = page.page("title", "subtitle", [], ["<b>weak"])
+    assert text.index("&lt;b&gt;weak") < text.index("<nav>")
+    material = look(*loaded)
+    swapped = seen.evaluation.confusion.roll(1, 1)  # every class is called the next one
+    bad = dataclasses.replace(seen, evaluation=dataclasses.replace(seen.evaluation, confusion=swapped, error=0.97))
+    assert "useless" in " ".join(label_warnings(material, bad))
+    ways = [{"name": "our model", "error": 0.7, "n": 40}, {"name": "logistic regression", "error": 0.2, "n": 40}]
+    about = {**material.run.about, "ways": ways}
+    told = dataclasses.replace(
+        material, run=dataclasses.replace(material.run, meta={**material.run.meta, "about": about})
+    )
+    assert (
+        "70% of its answers were wrong on 40 given labels"
+        in label_warnings(told, dataclasses.replace(seen, evaluation=None))[0]
+    )

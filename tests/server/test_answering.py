@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from semisight.data import load
+from semisight.inference.neighbours import Neighbours
 from semisight.runs.run import load_run
 from semisight.server.answering import Answer, Answerer, Question
 from semisight.server.image_index import encode_library, read_library
-from semisight.server.neighbours import Neighbours
 from tests.cli.commands import ok
 
 

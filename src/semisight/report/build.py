@@ -7,7 +7,7 @@ from typing import Any
 
 from semisight.errors import UserError
 from semisight.files import write_atomic
-from semisight.report import captions, labels, records, sections, tags
+from semisight.report import captions, codes, labels, records, sections, tags
 from semisight.report.dictionary import dictionaries
 from semisight.report.material import Material
 from semisight.report.observe import Numbers, observe, plain_words
@@ -18,7 +18,7 @@ from semisight.runs.run import Run
 from semisight.training.folder import fingerprint
 from semisight.training.logs import read_log
 
-# What each target has to show, first on the page.
+# What each target has to show: `sections` come first on the page, `further` after the codes, `warnings` above all.
 PARTS: Mapping[str, Any] = {"captions": captions, "tags": tags, "labels": labels}
 Show = Callable[[Material], Section]
 
@@ -58,8 +58,16 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
         f"seed {config.seed}"
     )
     first = [section for name, seen in material.found.items() for section in PARTS[name].sections(material, seen)]
-    write_atomic(out, page(f"What {name} learned", subtitle, [*first, *(show(material) for show in shows)]))
+    further = [section for name, seen in material.found.items() for section in PARTS[name].further(material, seen)]
+    everything = [*first, *codes.sections(material.codes), *further, *(show(material) for show in shows)]
+    write_atomic(out, page(f"What {name} learned", subtitle, everything, _warnings(material)))
     return Findings(None if material.seen is None else material.seen.numbers, material.found)
+
+
+def _warnings(m: Material) -> list[str]:
+    """What stands above everything else: a run that is not finished, answers that are not to be relied on."""
+    unfinished = [m.run.unfinished] if m.run.unfinished else []
+    return [*unfinished, *(line for name, seen in m.found.items() for line in PARTS[name].warnings(m, seen))]
 
 
 def _with(m: Material) -> str:
@@ -77,4 +85,4 @@ def look(run: Run, sets: Sets) -> Material:
     log = read_log(run.folder.log) if run.folder.log.exists() else []
     found = {name: part.look(run, sets) for name, part in PARTS.items() if run.has(name)}
     seen = observe(run, sets) if run.backbone is None else None
-    return Material(run, sets, run.data(), seen, log, same, found)
+    return Material(run, sets, run.data(), seen, codes.look(run, sets), log, same, found)

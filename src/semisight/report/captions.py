@@ -4,8 +4,11 @@ Scores are measured on images that were not learned from: those whose captions -
 the held-out ones. Where there are none, only what the model writes is shown, not how good it is.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
 
 from semisight.data.image_set import ImageSet
 from semisight.inference.captions import Caption, CaptionReader, Search
@@ -17,6 +20,7 @@ from semisight.runs.evaluate import CaptionEvaluation, evaluate_captions
 from semisight.runs.images import Sets
 from semisight.runs.run import Run
 
+COLLAPSED, _TELLING = 0.5, 8  # share of images with one caption; images from which it can be told
 _MEASURED, _SHOWN = 300, 24  # images at most: for scores, and to show where nothing can be measured
 SEARCH = Search(n_codes=10, beam=3)  # a page must not take longer than a short training
 _PARTS = {
@@ -143,8 +147,8 @@ def examples(seen: CaptionsSeen) -> Section:
         body = page.figure(page.tiles(tiles, _WIDTH), f"{how}.")
         return Section("caption-examples", "Images with their captions", "", body)
     best, worst = best_and_worst(seen)
-    body = "".join(
-        f"<h3>{title}</h3>" + page.figure(page.tiles([_scored(seen, i) for i in which], _WIDTH), caption)
+    body = Markup().join(
+        page.headed(title, page.figure(page.tiles([_scored(seen, i) for i in which], _WIDTH), caption))
         for title, which, caption in (
             ("Best", best, f"{how}, its CIDEr score, and a caption of the image's own."),
             ("Worst", worst, "The captions that have least in common with the images' own."),
@@ -167,25 +171,39 @@ def best_and_worst(seen: CaptionsSeen, each: int = _EACH) -> tuple[list[int], li
     return order[:n], order[len(order) - n :][::-1]
 
 
-def _scored(seen: CaptionsSeen, i: int) -> str:
+def _scored(seen: CaptionsSeen, i: int) -> Markup:
     found = seen.evaluation
     assert found is not None
     own, score = found.own(i)[0], found.scores.cider.each[i]
     wrong = found.grades is not None and not found.grades[i].everything
-    return _tile(seen.shown, i, seen.captions[i], f"CIDEr {score:.2f}<br>own: {escape(own)}", wrong)
+    return _tile(seen.shown, i, seen.captions[i], (f"CIDEr {score:.2f}", f"own: {own}"), wrong)
 
 
-def _tile(images: ImageSet, i: int, caption: Caption, more: str = "", wrong: bool = False) -> str:
+def _tile(images: ImageSet, i: int, caption: Caption, more: Sequence[str] = (), wrong: bool = False) -> Markup:
     text = caption.text or "(no word)"
-    probability = f"log p {caption.log_prob:.1f}"
-    hint = f"{images.names[i]}: {text}"
-    below = f"<b>{escape(text)}</b><br><i>{probability}{'; ' if more else ''}{more}</i>"
-    return page.named(tile(shown(images, i), hint), below, wrong)
+    picture = tile(shown(images, i), f"{images.names[i]}: {text}")
+    return page.named(picture, text, [f"log p {caption.log_prob:.1f}", *more], wrong)
 
 
 def sections(m: Material, seen: CaptionsSeen) -> list[Section]:
     """Those of a run with captions."""
     return [overview(seen), examples(seen)]
+
+
+def further(m: Material, seen: CaptionsSeen) -> list[Section]:
+    return []
+
+
+def warnings(m: Material, seen: CaptionsSeen) -> list[str]:
+    """A captioner that has collapsed, saying the same of most images, is called so."""
+    said = Counter(caption.text for caption in seen.captions)
+    text, count = said.most_common(1)[0]
+    if len(seen.captions) < _TELLING or count < COLLAPSED * len(seen.captions):
+        return []
+    return [
+        f"The captions have collapsed: {count:,} of {len(seen.captions):,} images get the same one, {text!r}. They "
+        "say next to nothing about an image. Learn from more captions, for longer, or on pretrained features."
+    ]
 
 
 def learned_with(seen: CaptionsSeen) -> str:

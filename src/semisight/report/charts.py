@@ -3,7 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from markupsafe import Markup
+
+from semisight.report import page
 
 _WIDTH, _HEIGHT = 320, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 8, 8, 32
@@ -21,45 +24,42 @@ class Line:
 
 def chart(
     title: str, lines: Sequence[Line], x_label: str, identity: str, names: Mapping[float, str] | None = None
-) -> str:
+) -> Markup:
     """An SVG; `identity` is unique on the page. Empty lines are left out. `names`: what to write at which x."""
     lines = [Line(line.name, line.css, _thinned(line.points)) for line in lines if line.points]
     xs = [x for line in lines for x, _ in line.points]
     low_x, high_x = min(xs, default=0.0), max(xs, default=1.0)
     low_y, high_y = _range([y for line in lines for _, y in line.points])
     high_x = high_x if high_x > low_x else low_x + 1
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = _LEFT + (x - low_x) / (high_x - low_x) * (_WIDTH - _LEFT - _RIGHT)
-        down = _HEIGHT - _BOTTOM - (y - low_y) / (high_y - low_y) * (_HEIGHT - _TOP - _BOTTOM)
-        return across, down
+    def across(x: float) -> float:
+        return round(_LEFT + (x - low_x) / (high_x - low_x) * width, 1)
 
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
-        f'<clipPath id="{identity}"><rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH - _LEFT - _RIGHT}" '
-        f'height="{_HEIGHT - _TOP - _BOTTOM}"/></clipPath>',
-    ]
-    for y in ticks(low_y, high_y):
-        _, down = place(low_x, y)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{down + 3.5:.1f}" text-anchor="end">{number(y)}</text>')
-    for x, name in (names or {x: number(x) for x in ticks(low_x, high_x)}).items():
-        across, _ = place(x, low_y)
-        at_end = across > _WIDTH - _RIGHT - 3 * len(name)  # else its last letters would be cut off
-        where = f'x="{_WIDTH - 1}" text-anchor="end"' if at_end else f'x="{across:.1f}" text-anchor="middle"'
-        parts.append(f'<text {where} y="{_HEIGHT - 18}">{escape(name)}</text>')
-    parts.append(f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
-    for line in lines:
-        at = " ".join(f"{a:.1f},{d:.1f}" for a, d in (place(x, y) for x, y in line.points))
-        parts.append(f'<g clip-path="url(#{identity})"><polyline class="line {line.css}" points="{at}"/>')
-        if len(line.points) <= 40:
-            for x, y in line.points:
-                across, down = place(x, y)
-                hint = escape(f"{line.name}, {x_label} {(names or {}).get(x, number(x))}: {number(y)}")
-                spot = f'class="dot {line.css}" cx="{across:.1f}" cy="{down:.1f}" r="2"'
-                parts.append(f"<circle {spot}><title>{hint}</title></circle>")
-        parts.append("</g>")
-    return "".join([*parts, "</svg>"])
+    def down(y: float) -> float:
+        return round(_HEIGHT - _BOTTOM - (y - low_y) / (high_y - low_y) * height, 1)
+
+    def below(x: float, name: str) -> tuple[float, str, str]:
+        at_end = across(x) > _WIDTH - _RIGHT - 3 * len(name)  # else its last letters would be cut off
+        return (_WIDTH - 1, "end", name) if at_end else (across(x), "middle", name)
+
+    def dots(line: Line) -> list[tuple[float, float, str]]:
+        if len(line.points) > 40:
+            return []
+        named = names or {}
+        return [
+            (across(x), down(y), f"{line.name}, {x_label} {named.get(x, number(x))}: {number(y)}")
+            for x, y in line.points
+        ]
+
+    return page.part(
+        "charts.html", "lines", title, identity, _WIDTH, _HEIGHT,
+        {"left": _LEFT, "top": _TOP, "width": width, "height": height},
+        [below(x, name) for x, name in (names or {x: number(x) for x in ticks(low_x, high_x)}).items()],
+        [(down(y), number(y)) for y in ticks(low_y, high_y)],
+        x_label,
+        [(line.css, " ".join(f"{across(x)},{down(y)}" for x, y in line.points), dots(line)) for line in lines],
+    )  # fmt: skip
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from markupsafe import Markup
 from torch import Tensor
 
 from semisight.model.decoder import Decoder
@@ -101,17 +102,20 @@ def dictionaries(m: Material) -> Section:
             else " Below it, every value goes to the place of its block that is most usual for its map."
         )
         body.append(
-            f"<h3>Layer {layer + 1}: {layers[layer].maps} elements, {layers[layer].kernel} x {layers[layer].kernel}"
-            f"{'' if layer == 0 else ' of the layer below'}</h3>"
-            + page.figure(
-                page.tiles(items, "2.6rem" if side <= 16 else "4.6rem"),
-                f"Patches of {side} x {side} pixels, {of} elements, most used first. Grey is nothing, lighter is "
-                f"added, darker is taken away; each is scaled by itself.{usual}{top}",
+            page.headed(
+                f"Layer {layer + 1}: {layers[layer].maps} elements, {layers[layer].kernel} x {layers[layer].kernel}"
+                f"{'' if layer == 0 else ' of the layer below'}",
+                page.figure(
+                    page.tiles(items, "2.6rem" if side <= 16 else "4.6rem"),
+                    f"Patches of {side} x {side} pixels, {of} elements, most used first. Grey is nothing, lighter is "
+                    f"added, darker is taken away; each is scaled by itself.{usual}{top}",
+                ),
             )
         )
     return Section(
         "dictionary",
         "Dictionary of every layer",
         "An image is a sum of such patches. Each shows what a single unit of its layer paints, brought down to pixels.",
-        "".join(body),
+        Markup().join(body),
+        folded=True,
     )

@@ -4,13 +4,13 @@ Errors are measured on images that were not learned from: those whose labels --l
 held-out ones. Where there are none, only what the model says is shown, not how often it is right.
 """
 
-import warnings
+import warnings as python_warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from semisight.runs.run import Comparison, Run
 
 _MEASURED, _SHOWN, _FITTED = 10_000, 2_000, 5_000  # images at most: for errors, for certainty, to fit on
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+WEAK = 0.5  # share of wrong answers
 _REPEATS = 5  # choices of labels that each error is averaged over
 
 
@@ -151,8 +152,8 @@ def _fitted_error(
         ]
     )
     # C = 1 is the prior N(0, I) on beta: the softmax head's most probable weights.
-    with warnings.catch_warnings():  # many classes with one label each look like a regression to scikit-learn
-        warnings.simplefilter("ignore", UserWarning)
+    with python_warnings.catch_warnings():  # many classes with one label each look like a regression to scikit-learn
+        python_warnings.simplefilter("ignore", UserWarning)
         fitted = LogisticRegression(C=1.0, max_iter=200).fit(codes[chosen].numpy(), labels[chosen].numpy())
     return float((fitted.predict(others.numpy()) != truth.numpy()).mean())
 
@@ -221,7 +222,7 @@ def overview(m: Material, seen: LabelsSeen) -> Section:
     return Section("labels", "Labels", "", body)
 
 
-def _classes(seen: LabelsSeen) -> str:
+def _classes(seen: LabelsSeen) -> Markup:
     names = seen.classifier.class_names
     head = ["class", "labels learned from", "held out"]
     columns: list[list[str]] = [list(names), _whole(seen.labelled), _whole(seen.held_out)]
@@ -232,8 +233,8 @@ def _classes(seen: LabelsSeen) -> str:
         columns += [_whole(counts), [f"{e:.1%}" if n else "" for e, n in zip(errors, counts.tolist(), strict=True)]]
     table = page.grid_table(head, list(zip(*columns, strict=True)))
     if len(names) <= _NUMBERS_SHOWN:
-        return f"<h3>Each class</h3>{table}"
-    return f"<details><summary>Each of the {len(names)} classes</summary>{table}</details>"
+        return page.headed("Each class", table)
+    return page.fold(f"Each of the {len(names)} classes", table)
 
 
 def _whole(counts: Tensor) -> list[str]:
@@ -248,7 +249,7 @@ def confusion(m: Material, seen: LabelsSeen) -> Section:
     if len(of.class_names) <= _NUMBERS_SHOWN:
         drawing = page.confusion_table(of.class_names, of.confusion.tolist())
     else:
-        drawing = f'<div class="matrix">{page.img(_matrix_picture(of.confusion), "confusion matrix")}</div>'
+        drawing = page.matrix(page.img(_matrix_picture(of.confusion), "confusion matrix"))
         often += f" {of.class_names[0]} is at the top left."
     return Section(
         "confusion",
@@ -281,7 +282,7 @@ def reliability(m: Material, seen: LabelsSeen) -> Section:
         "How far to believe the probabilities",
         "Of the images that the model is 80% sure of, 80% should be right.",
         page.figure(
-            f'<div class="charts"><figure>{reliability_chart(of.reliability)}</figure></div>',
+            page.charts(("", "", reliability_chart(of.reliability))),
             f"Bars: how often the label was right, by how sure the model was; the fainter a bar, the fewer images it "
             f"stands for. On the dashed line the probabilities are exactly right; on average they are off by "
             f"{of.calibration_error:.1%} (expected calibration error, {of.n:,} images).{honest}",
@@ -297,8 +298,8 @@ def certainty(m: Material, seen: LabelsSeen) -> Section:
     longest = max(map(len, seen.classifier.class_names))
     width = tile_width(m) if longest <= 3 else "7rem"  # a name needs its place
     mark = " A wrong label is marked, and the right one follows." if known else ""
-    body = "".join(
-        f"<h3>{title}</h3>" + page.figure(page.tiles([_guess(seen, int(i)) for i in which], width), caption)
+    body = Markup().join(
+        page.headed(title, page.figure(page.tiles([_guess(seen, int(i)) for i in which], width), caption))
         for title, which, caption in (
             (
                 "Most certain",
@@ -317,7 +318,7 @@ def certainty(m: Material, seen: LabelsSeen) -> Section:
     return Section("certainty", "Most and least certain", lead if m.sets.valid is not None else "", body)
 
 
-def _guess(seen: LabelsSeen, i: int) -> str:
+def _guess(seen: LabelsSeen, i: int) -> Markup:
     names = seen.classifier.class_names
     label, probability = int(seen.classified.label[i]), float(seen.classified.probability[i])
     truth, spread = int(seen.truth[i]), float(seen.classified.spread[i])
@@ -325,9 +326,8 @@ def _guess(seen: LabelsSeen, i: int) -> str:
     image = shown(seen.shown, i)
     right = f"is {names[truth]}" if wrong else ""
     hint = f"{seen.shown.names[i]}: {names[label]}, probability {probability:.3f}, spread {spread:.3f}"
-    text = f"<b>{escape(names[label])}</b><br>{probability:.0%} <i>({spread:.2g})</i>"
-    text += f"<br>{escape(right)}" if wrong else ""
-    return page.named(tile(image, f"{hint}; {right}" if wrong else hint), text, wrong)
+    lines = [f"{probability:.0%} ({spread:.2g})", *([right] if wrong else [])]
+    return page.named(tile(image, f"{hint}; {right}" if wrong else hint), names[label], lines, wrong)
 
 
 def few_labels(m: Material, seen: LabelsSeen) -> Section:
@@ -350,8 +350,7 @@ def few_labels(m: Material, seen: LabelsSeen) -> Section:
         "Error against number of labels",
         "What fewer or more labels would be worth, with the codes as they are.",
         page.figure(
-            f'<div class="charts"><figure><figcaption><b>Error in percent</b></figcaption>{drawing}</figure>'
-            f"<figure>{table}</figure></div>",
+            page.charts(("Error in percent", "", drawing), ("", "", table)),
             f"The codes were learned with {learned} labels of each class and stay as they are; only the classifier on "
             f"them is fitted anew. With fewer labels in training the codes would be a little worse too.{more}",
         ),
@@ -360,13 +359,42 @@ def few_labels(m: Material, seen: LabelsSeen) -> Section:
 
 def sections(m: Material, seen: LabelsSeen) -> list[Section]:
     """Those that a run with labels has something to show for."""
-    measured = seen.evaluation is not None
-    return [
-        overview(m, seen),
-        *([confusion(m, seen), reliability(m, seen)] if measured else []),
-        certainty(m, seen),
-        *([few_labels(m, seen)] if seen.few else []),
-    ]
+    if seen.evaluation is None:
+        return [overview(m, seen)]
+    return [overview(m, seen), confusion(m, seen), reliability(m, seen)]
+
+
+def further(m: Material, seen: LabelsSeen) -> list[Section]:
+    return [certainty(m, seen), *([few_labels(m, seen)] if seen.few else [])]
+
+
+def warnings_of(error: float, n: int, always: float, how: str) -> list[str]:
+    """A weak classifier is called so: it is wrong as often as not, or no better than one answer for every image."""
+    if error >= always:
+        return [
+            f"This classifier is useless as it is: {error:.0%} of its answers were wrong on {n:,} {how}, and the most "
+            f"frequent label for every image would be wrong in {always:.0%}."
+        ]
+    if error >= WEAK:
+        return [
+            f"This classifier is weak: {error:.0%} of its answers were wrong on {n:,} {how}. Do not rely on them; "
+            "label more images first, those below under What to label next."
+        ]
+    return []
+
+
+def warnings(m: Material, seen: LabelsSeen) -> list[str]:
+    """From images that were not learned from; without such from the cross-validation of the training, if it did one."""
+    of = seen.evaluation
+    if of is not None:
+        always = 1 - float(of.confusion.sum(1).amax()) / max(1, of.n)
+        return warnings_of(of.error, of.n, always, "images that it did not learn from")
+    ways = [way for way in m.run.about.get("ways", ()) if str(way["name"]).startswith("our")]
+    if not ways:
+        return []
+    best, counts = min(ways, key=lambda way: float(way["error"])), seen.labelled
+    always = 1 - float(counts.amax()) / max(1, int(counts.sum()))
+    return warnings_of(float(best["error"]), int(best["n"]), always, "given labels, each left out in turn")
 
 
 def learned_with(seen: LabelsSeen) -> str:

@@ -3,18 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
-from semisight.data.formats.pictures import Unreadable, read_pixels
+from semisight.data.formats.pictures import Unreadable, read_upright
 from semisight.data.image_set import ImageSet
 from semisight.report import page
 from semisight.report.observe import Seen, some
 from semisight.runs.images import Sets
 from semisight.runs.pictures import picture, to_pixels
 from semisight.runs.run import DataRecord, Run
+
+if TYPE_CHECKING:
+    from semisight.report.codes import CodesSeen
 
 _LARGEST_TILE = 128  # larger pictures are scaled down: a page of photographs must still open
 
@@ -27,6 +32,7 @@ class Material:
     sets: Sets
     record: DataRecord
     seen: Seen | None  # None for a model of features, whose dictionary is no picture
+    codes: "CodesSeen"
     log: Sequence[Mapping[str, Any]]
     same_images: bool  # whether the images are those of the training
     found: Mapping[str, Any] = field(default_factory=dict)  # of each target, what its part of the page shows
@@ -50,18 +56,20 @@ class Material:
         return images.batch(torch.arange(len(images))), images.names
 
 
-def shown(images: ImageSet, i: int) -> Tensor:
-    """Image i as people see it, [C, H, W]; of a set of features, its file."""
+def shown(images: ImageSet, i: int, side: int = _LARGEST_TILE) -> Tensor:
+    """Image i as people see it, [C, H, W]; of a set of features, its file, at most `side` wide and high."""
     if images.shape[1:] != (1, 1):
         return images.batch(torch.tensor([i]))[0]
     try:
-        pixels = read_pixels(Path(images.source) / images.names[i], _LARGEST_TILE, _LARGEST_TILE, 3)
+        whole = read_upright(Path(images.source) / images.names[i], side)
+        whole.thumbnail((side, side))
+        pixels = np.asarray(whole).transpose(2, 0, 1)
         return torch.from_numpy(pixels.copy()).float() / 255
     except (Unreadable, OSError):  # images that were given in memory, or have moved
         return torch.full((3, 32, 32), 0.8)
 
 
-def tile(image: Tensor, text: str) -> str:
+def tile(image: Tensor, text: str) -> Markup:
     """One image [C, H, W] as it is shown on the page."""
     drawn = picture(to_pixels(image[None])[0])
     if max(drawn.size) > _LARGEST_TILE:

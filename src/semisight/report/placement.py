@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from markupsafe import Markup
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def overlay(image: Tensor, dots: Dots) -> Image.Image:
     return sheet
 
 
-def _heat_tile(shares: Tensor, text: str) -> str:
+def _heat_tile(shares: Tensor, text: str) -> Markup:
     weight = (shares / shares.max().clamp_min(1e-12)).numpy()[..., None]
     pixels = np.rint(_HEAT_LOW + weight * (_HEAT_HIGH - _HEAT_LOW)).astype(np.uint8)
     return page.img(Image.fromarray(pixels), text)
@@ -89,7 +90,8 @@ def places(m: Material) -> Section:
             "places",
             title,
             "This model pools by the maximum and has no z: every value goes to the middle of its block.",
-            "",
+            Markup(),
+            folded=True,
         )
     images, names = m.examples(_OVERLAYS)
     posterior = model.encode(images.to(m.run.device), m.generator())
@@ -108,17 +110,20 @@ def places(m: Material) -> Section:
         ]
         decided = m.pixels.decided[layer]
         body.append(
-            f"<h3>Layer {layer + 1}: blocks of {pool} x {pool} places</h3>"
-            + page.figure(
-                page.tiles(drawn, "8.5rem"),
-                f"Dots mark the middle of the patches that layer {layer + 1} paints in these images, at the place z "
-                f"chose; the larger the dot, the more it paints. The {_STRONGEST} strongest of each image.",
-            )
-            + page.figure(
-                page.beside(page.heat_table(mean.view(pool, pool).tolist()), page.tiles(maps, "2rem")),
-                "The table is the share of the paint that went to each place of a block, all elements together; the "
-                "small squares are the same for each element, in the order of the dictionary above, darker for more. "
-                f"Where it paints, z is {decided:.0%} decided (0%: every place equally likely, 100%: one certain).",
+            page.headed(
+                f"Layer {layer + 1}: blocks of {pool} x {pool} places",
+                page.figure(
+                    page.tiles(drawn, "8.5rem"),
+                    f"Dots mark the middle of the patches that layer {layer + 1} paints in these images, at the place "
+                    f"z chose; the larger the dot, the more it paints. The {_STRONGEST} strongest of each image.",
+                )
+                + page.figure(
+                    page.beside(page.heat_table(mean.view(pool, pool).tolist()), page.tiles(maps, "2rem")),
+                    "The table is the share of the paint that went to each place of a block, all elements together; "
+                    "the small squares are the same for each element, in the order of the dictionary above, darker for "
+                    f"more. Where it paints, z is {decided:.0%} decided (0%: every place equally likely, 100%: one "
+                    "certain).",
+                ),
             )
         )
     return Section(
@@ -126,11 +131,12 @@ def places(m: Material) -> Section:
         title,
         "On the way from code to picture every value is put at one place of a block of places, and z says which. It is "
         "chosen when the image is read, and lets a patch sit exactly where it belongs.",
-        "".join(body),
+        Markup().join(body),
+        folded=True,
     )
 
 
-def _same_code_other_places(m: Material, images: Tensor, names: Sequence[str], posterior: Posterior) -> str:
+def _same_code_other_places(m: Material, images: Tensor, names: Sequence[str], posterior: Posterior) -> Markup:
     """The picture with z as it was chosen, and with the same code and z drawn blindly."""
     model = m.run.model
     kept = model.decode(posterior.mean, posterior.z).cpu()

@@ -1,7 +1,8 @@
 """The last sections of the page: curves of every term, settings, data, skipped files."""
 
 import json
-from html import escape
+
+from markupsafe import Markup
 
 from semisight.data.image_set import skipped_summary
 from semisight.report import charts, page
@@ -36,7 +37,7 @@ def curves(m: Material) -> Section:
     known = [name for name, _, _ in _TERMS]
     fixed = ("step", "epoch", "split", "seconds", "bad_steps", *known)
     others = sorted({name for row in m.log for name in row if name not in fixed})
-    figures: list[str] = []
+    figures: list[tuple[str, str, Markup]] = []
     for name, title, meaning in (*_TERMS, *((name, name, "") for name in others)):
         lines = [
             charts.Line(
@@ -51,23 +52,15 @@ def curves(m: Material) -> Section:
             continue
         last = ", ".join(f"{line.name} {charts.number(line.points[-1][1])}" for line in lines if line.points)
         small = f"{meaning}; last: {last}" if meaning else f"last: {last}"
-        figures.append(
-            f"<figure><figcaption><b>{escape(title)}</b><br><small>{escape(small)}</small></figcaption>"
-            f"{charts.chart(title, lines, 'step', f'clip-{len(figures)}')}</figure>"
-        )
-    key = (
-        '<p class="soft"><span class="key first"></span>training &nbsp; <span class="key second"></span>validation</p>'
-    )
+        figures.append((title, small, charts.chart(title, lines, "step", f"clip-{len(figures)}")))
     caption = (
         "Means per image against the number of steps. The first steps may lie outside the frame, so that the rest can "
         "be read. Where validation falls while training still rises, the model has begun to learn its images by heart."
     )
     if not figures:
-        return Section("curves", "Curves of every term", "Nothing was logged yet: the run is too short.", "")
-    body = (
-        f'{key}<figure><div class="charts">{"".join(figures)}</div><figcaption>{escape(caption)}</figcaption></figure>'
-    )
-    return Section("curves", "Curves of every term", "", body)
+        return Section("curves", "Curves of every term", "Nothing was logged yet: the run is too short.", Markup())
+    key = page.key([("first", "training"), ("second", "validation")])
+    return Section("curves", "Curves of every term", "", key + page.figure(page.charts(*figures), caption))
 
 
 def settings(m: Material) -> Section:
@@ -91,8 +84,8 @@ def settings(m: Material) -> Section:
     everything = [(name, json.dumps(value)) for name, value in meta["config"].items()]
     versions = [(name, str(value)) for name, value in meta["versions"].items()]
     body = page.table(rows) + _skipped(data)
-    body += f"<details><summary>All settings of the training</summary>{page.table(everything)}</details>"
-    body += f"<details><summary>Versions</summary>{page.table(versions)}</details>"
+    body += page.fold("All settings of the training", page.table(everything))
+    body += page.fold("Versions", page.table(versions))
     return Section("settings", "Settings and data", "", body)
 
 
@@ -105,16 +98,16 @@ def _targets(m: Material) -> list[tuple[str, str]]:
     return rows
 
 
-def _skipped(data: DataRecord) -> str:
+def _skipped(data: DataRecord) -> Markup:
     if not data.n_skipped:
-        return '<h3>Skipped files</h3><p class="soft">None: every file was read.</p>'
+        return page.headed("Skipped files", page.paragraphs(["None: every file was read."]))
     some_rows = [(entry.name, entry.reason) for entry in data.skipped[:200]]
     more = f" The first {len(some_rows)} are listed." if data.n_skipped > len(some_rows) else ""
     summary = f"{data.n_skipped:,} files could not be read and were left out."
     if data.n_skipped == len(data.skipped):
         summary = skipped_summary(data.skipped) + "."
-    listing = f"<details><summary>Which, and why</summary>{page.table(some_rows)}</details>"
-    return f"<h3>Skipped files</h3><p>{escape(summary + more)}</p>{listing}"
+    listing = page.fold("Which, and why", page.table(some_rows))
+    return page.headed("Skipped files", page.paragraphs([summary + more]) + listing)
 
 
 def _duration(seconds: float) -> str:

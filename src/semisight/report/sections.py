@@ -3,6 +3,7 @@
 import math
 
 import torch
+from markupsafe import Markup
 
 from semisight.report import page
 from semisight.report.charts import nats
@@ -25,12 +26,12 @@ def learned(m: Material) -> Section:
     ]
     if not m.run.model.encoder.has_places:
         entries = [entry for entry in entries if "places z" not in entry[1]]
-    warning = "" if m.same_images else _changed_images()
+    warning = Markup() if m.same_images else _changed_images()
     title = "What was learned about the images" if m.found else "What was learned"
     return Section("learned", title, "", warning + page.paragraphs(plain_words(n)) + page.cards(entries))
 
 
-def _changed_images() -> str:
+def _changed_images() -> Markup:
     note = (
         "Note: the images are not those of the training any more; some that count as unseen may have been learned from."
     )

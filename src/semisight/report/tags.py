@@ -1,9 +1,9 @@
 """The page on tags: how well each is known, and images with the tags that the model gives them."""
 
 from dataclasses import dataclass
-from html import escape
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from semisight.data.columns import TAGS, TagColumn
@@ -18,6 +18,7 @@ from semisight.runs.images import Sets
 from semisight.runs.run import Run
 
 _MEASURED, _SHOWN = 5_000, 24  # images
+_WEAK = 1.2  # times the average precision of chance
 _WIDTH = "8rem"
 
 
@@ -71,7 +72,7 @@ def sections(m: Material, seen: TagsSeen) -> list[Section]:
             (one.name, f"{one.known:,}", f"{one.positive:,}", _number(one.average_precision), _number(one.f1))
             for one in seen.scores.tags
         ]
-        body += f"<h3>Each tag</h3>{page.grid_table(head, rows)}"
+        body += page.headed("Each tag", page.grid_table(head, rows))
     tiles = [_tile(seen, i) for i in range(min(_SHOWN, len(seen.shown)))]
     examples = page.figure(
         page.tiles(tiles, _WIDTH),
@@ -81,14 +82,32 @@ def sections(m: Material, seen: TagsSeen) -> list[Section]:
     return [Section("tags", "Tags", "", body), Section("tag-examples", "Images with their tags", "", examples)]
 
 
-def _tile(seen: TagsSeen, i: int) -> str:
+def further(m: Material, seen: TagsSeen) -> list[Section]:
+    return []
+
+
+def warnings(m: Material, seen: TagsSeen) -> list[str]:
+    """Average precision of chance is the share of images that have a tag."""
+    if seen.scores is None:
+        return []
+    chance = sum(one.positive / max(1, one.known) for one in seen.scores.tags) / len(seen.scores.tags)
+    found = seen.scores.mean_average_precision
+    if not found <= _WEAK * chance:
+        return []
+    return [
+        f"The tags are hardly better than chance: mean average precision {found:.2f}, where guessing has {chance:.2f}. "
+        "Do not rely on them; give more tags first."
+    ]
+
+
+def _tile(seen: TagsSeen, i: int) -> Markup:
     given = seen.answer.tags(i)
     said = {name for name, _ in given}
     known = {name: int(value) for name, value in zip(seen.reader.names, seen.truth[i].tolist(), strict=True)}
     wrong = any(known[name] == 0 for name in said) or any(v == 1 and name not in said for name, v in known.items())
-    text = ", ".join(f"<b>{escape(name)}</b> {p:.0%}" for name, p in given) or "(none)"
+    text = [f"{name} {p:.0%}" for name, p in given] or ["(none)"]
     image = shown(seen.shown, i)
-    return page.named(tile(image, f"{seen.shown.names[i]}: {', '.join(sorted(said))}"), text, wrong)
+    return page.named(tile(image, f"{seen.shown.names[i]}: {', '.join(sorted(said))}"), "", text, wrong)
 
 
 def _number(value: float) -> str:

@@ -6,6 +6,7 @@ What the encoder says of some images beside what sampling says, given the same d
 from dataclasses import dataclass, field
 
 import torch
+from markupsafe import Markup
 from torch import Tensor
 
 from semisight.model.posterior import batch_first, maps_of_code
@@ -96,7 +97,7 @@ def truth_section(m: Material, seen: TruthSeen) -> Section:
     )
 
 
-def _evidence(truth: Truth) -> str:
+def _evidence(truth: Truth) -> Markup:
     order = truth.bound.argsort()
     lines = [
         charts.Line(name, css, [(float(k + 1), float(values[i])) for k, i in enumerate(order)])
@@ -110,15 +111,15 @@ def _evidence(truth: Truth) -> str:
     )
     drawing = charts.chart("log p(X) and the bound, image by image", lines, "images, by their bound", "clip-truth")
     return page.figure(
-        f'<div class="charts"><figure><figcaption><b>Nats per image</b></figcaption>{drawing}<small>'
-        '<span class="key first"></span>log p(X) <span class="key second"></span>bound</small></figure>'
-        f"<figure>{table}</figure></div>",
+        page.charts(
+            ("Nats per image", "", drawing + page.key([("first", "log p(X)"), ("second", "bound")])), ("", "", table)
+        ),
         "The bound lies below log p(X) by exactly the distance (KL) of the encoder's answer from the true posterior. "
         "Both estimates of log p(X) err downwards, so that the gap may be larger, never smaller, on average.",
     )
 
 
-def _distances(encoder: Distance, chains: Distance) -> str:
+def _distances(encoder: Distance, chains: Distance) -> Markup:
     def row(name: str, show: str, q: float, floor: float) -> tuple[str, str, str]:
         return name, format(q, show), format(floor, show)
 
@@ -137,7 +138,7 @@ def _distances(encoder: Distance, chains: Distance) -> str:
     )
 
 
-def _pictures(m: Material, seen: TruthSeen) -> str:
+def _pictures(m: Material, seen: TruthSeen) -> Markup:
     trios = []
     for number in range(min(_SHOWN, len(seen.images))):
         name = seen.names[number]

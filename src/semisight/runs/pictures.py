@@ -66,9 +66,9 @@ def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
-def data_uri(image: Image.Image) -> str:
+def data_uri(image: Image.Image, kind: str = "PNG") -> str:
     """The picture itself as an address, so that a page needs no second file."""
-    return "data:image/png;base64," + base64.b64encode(encoded(image)).decode("ascii")
+    return f"data:image/{kind.lower()};base64," + base64.b64encode(encoded(image, kind)).decode("ascii")
 
 
 def save_picture(image: Image.Image, path: Path) -> None:

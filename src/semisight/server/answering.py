@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from semisight.inference.neighbours import Neighbour, Neighbours
 from semisight.model.posterior import Noise, Posterior, batch_first, batch_last
 from semisight.runs.pictures import Pixels, to_pixels
 from semisight.runs.run import Run
 from semisight.server.captions import Sentence, describer_of
-from semisight.server.neighbours import Neighbour, Neighbours
 
 N_CODES = 50
 SHARE = 0.9  # of the codes between low and high

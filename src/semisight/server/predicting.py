@@ -128,7 +128,10 @@ class Predicting:
                     "captions": [vars(sentence) for sentence in answer.captions],
                     "seen": _address(seen.transpose(1, 2, 0)) if draw else None,
                     "reconstruction": None if answer.drawing is None else _address(answer.drawing),
-                    "nearest": [{**vars(near), "label": service.label_of(near.file)} for near in answer.nearest],
+                    "nearest": [
+                        {"file": near.file, "similarity": near.similarity, "label": service.label_of(near.file)}
+                        for near in answer.nearest
+                    ],
                 }
                 for name, seen, answer in zip(names, pixels, answers, strict=True)
             ],

@@ -19,12 +19,12 @@ import torch
 from semisight.data.label_table import QUIET, Entry, Table
 from semisight.errors import UserError
 from semisight.inference.acquisition import choose_next
+from semisight.inference.neighbours import Neighbours
 from semisight.runs.run import Run, Which, load_run
 from semisight.server.answering import Answer, Answerer, Question
 from semisight.server.batching import Batcher
 from semisight.server.image_index import Encoded, Library, encode_library, read_library
 from semisight.server.limits import Limits
-from semisight.server.neighbours import Neighbours
 from semisight.server.retraining import Retraining, train_command, write_captions
 from semisight.untrusted import recorded_file
 
