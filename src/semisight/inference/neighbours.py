@@ -41,7 +41,8 @@ class Neighbours:
     def nearest(self, codes: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
         """For each of the codes [B, J] the k nearest images, the nearest first."""
         distances, places = self._search.kneighbors(self._directions(codes), min(k, len(self)))
+        similar = 1 - np.square(distances) / 2
         return [
-            tuple(Neighbour(self._names[i], round(float(1 - d * d / 2), 4), int(i)) for d, i in zip(ds, at, strict=True))
-            for ds, at in zip(distances, places, strict=True)
+            tuple(Neighbour(self._names[i], round(float(s), 4), int(i)) for s, i in zip(row, at, strict=True))
+            for row, at in zip(similar, places, strict=True)
         ]
