@@ -118,11 +118,14 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
 
 
 def commit() -> str:
-    """The commit that runs, with a + if files differ from it; the version where there is no repository."""
-    try:
-        here = Path(__file__).parent
-        command = ["git", "describe", "--always", "--abbrev=10", "--dirty=+"]
-        return subprocess.run(command, cwd=here, check=True, capture_output=True, text=True).stdout.strip()
+    """The commit that runs, with a + if the package differs from it; the version where there is no repository."""
+
+    def git(*command: str) -> str:
+        package = Path(__file__).parents[1]
+        return subprocess.run(["git", *command], cwd=package, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:  # results that a table adds to are no change of what runs
+        return git("describe", "--always", "--abbrev=10") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.CalledProcessError):
         return __version__
 
