@@ -135,7 +135,8 @@ def kills_of_training(torture: Torture) -> Row:
 
 def kills_of_labels(torture: Torture) -> Row:
     """Labels that were confirmed before a kill are there after it; and another program saves the table meanwhile."""
-    from semisight.data.label_table import Entry, Table
+    from semisight.data.label_csv import Entry
+    from semisight.data.label_table import Table
 
     row, chance = Row("labels confirmed before a kill"), torture.chance("labels")
     path, told = torture.folder / "labels.csv", torture.folder / "confirmed.txt"
@@ -220,7 +221,8 @@ def full_disks(torture: Torture) -> Row:
     import numpy as np
     from safetensors.numpy import save
 
-    from semisight.data.label_table import Entry, Table
+    from semisight.data.label_csv import Entry
+    from semisight.data.label_table import Table
     from semisight.files import bundle, check_seal, seal, write_atomic
 
     row, chance = Row("writes to a disk that is full"), torture.chance("disk")
@@ -253,7 +255,7 @@ def full_disks(torture: Torture) -> Row:
         row.count(bool(same) and table.entries().items() >= {k: v for k, v in kept.items() if k != "new.png"}.items(),
                   f"room {room}: {wrote}")  # fmt: skip
         if "labels" in wrote:
-            table.restore("new.png", Entry())
+            table.put("new.png", "", "")
     return row
 
 
@@ -322,7 +324,8 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
 
     from semisight.data import load
     from semisight.data.caption_files import read_captions
-    from semisight.data.label_table import Entry, Table
+    from semisight.data.label_csv import Entry
+    from semisight.data.label_table import Table
     from semisight.data.tables import read_labels
     from semisight.files import check_seal, seal
     from semisight.runs.settings import read_file

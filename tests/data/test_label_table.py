@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from semisight.data import label_table
 from semisight.data.caption_files import read_captions
-from semisight.data.label_table import Entry, ReadOnly, Table, name_key, unmerged
+from semisight.data.label_csv import Entry, name_key
+from semisight.data.label_table import Nothing, ReadOnly, Table, unmerged
 from semisight.data.tables import read_labels
 from semisight.errors import UserError
 from tests.test_files import disk_with_room_for
@@ -52,14 +53,64 @@ def test_begins_with_what_is_known_and_grows(tmp_path: Path) -> None:
     assert read_captions(table.path).captions == (("a dog, asleep",),)
 
 
-def test_restoring_takes_back(tmp_path: Path) -> None:
+def test_what_was_changed_is_taken_back_step_by_step(tmp_path: Path) -> None:
     table = Table(tmp_path / "labels.csv", {"a.png": Entry("cat")})
     before = table.path.read_bytes()
     for file in ("a.png", "b.png"):
         former = table.put(file, "dog", "a dog")
-        table.restore(file, former)
+        table.put(file, "cow")
+        assert table.undo(file) == Entry("dog", "a dog") and table.undo(file) == former
+        with pytest.raises(Nothing):
+            table.undo(file)
     merged(table)
     assert table.path.read_bytes() == before
+
+
+def test_two_processes_share_a_session(tmp_path: Path) -> None:
+    """As the workers of one server do: what one has done, the other sees and can take back; a third came later."""
+    first = Table(tmp_path / "labels.csv", {"old.png": Entry("cat")})
+    first.put("before.png", "cat")
+    start = first.journal.stat().st_size
+    first.close()
+    first, second = (Table(tmp_path / "labels.csv", since=start) for _ in range(2))
+    with pytest.raises(Nothing):  # before the session
+        first.undo("before.png")
+    first.put("a.png", "cat", who="ann")
+    first.put("a.png", "dog", who="ann")
+    first.skip("b.png")
+    second.glance()
+    assert second.get("a.png") == Entry("dog")
+    assert second.news() == [("a.png", Entry("cat")), ("a.png", Entry("dog")), ("b.png", Entry())] and not second.news()
+    assert list(second.passed) == ["a.png", "b.png"]
+    assert second.undo("b.png") == Entry() and second.undo("a.png", who="ben") == Entry("cat")
+    merged(second)
+    third = Table(tmp_path / "labels.csv", since=start)  # one that took a dead one's place, after all was merged
+    assert not third.passed and third.undo("a.png") == Entry()
+    first.glance()
+    assert first.get("a.png") == Entry() and first.returned == ["b.png", "a.png", "a.png"]
+    for table in (first, second, third):
+        merged(table)
+    assert [row[:2] for row in rows(first.path)[1:]] == [["old.png", "cat"], ["before.png", "cat"]]
+
+
+def test_two_processes_that_merge_in_turn_lose_no_edit_of_a_third(tmp_path: Path) -> None:
+    """The file under a second name belongs to who replaced the table last."""
+    first = Table(tmp_path / "labels.csv", {"old.png": Entry("cat")})
+    second = Table(first.path)
+    for number, table in enumerate((first, second, first, second)):
+        table.put(f"{number}.png", "dog")
+        merged(table)
+    first.path.write_text(first.path.read_text() + "edited.png,cow,\n")
+    first.put("last.png", "dog")
+    merged(first)
+    merged(second)
+    assert second.entries()["edited.png"] == Entry("cow")
+    assert {row[0] for row in rows(first.path)[1:]} == {
+        "old.png",
+        "edited.png",
+        "last.png",
+        *(f"{i}.png" for i in range(4)),
+    }
 
 
 @pytest.mark.parametrize(
@@ -189,8 +240,8 @@ def test_every_change_has_a_line_that_says_who_when_and_from_what_to_what(tmp_pa
     table = Table(tmp_path / "labels.csv")
     table.put("a.png", label="cat", who="ann")
     table.put("a.png", label="cat", who="ben")  # changes nothing
-    former = table.put("a.png", "dog", "a dog", who="ben")
-    table.restore("a.png", former, who="ann")
+    table.put("a.png", "dog", "a dog", who="ben")
+    table.undo("a.png", who="ann")
     merged(table)
     *changes, last = lines(table)
     assert [(line["who"], line["file"], line["from"], line["to"]) for line in changes] == [

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from semisight.data.label_table import Entry, Table
+from semisight.data.label_csv import Entry
+from semisight.data.label_table import Table
 from tests.server.conftest import chromium, png
 from tests.server.server import Served, served
 

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from semisight.data.caption_files import read_captions
-from semisight.data.label_table import Entry
+from semisight.data.label_csv import Entry
 from semisight.runs.run import load_run
 from semisight.server.retraining import Busy, Retraining, _new_folder, train_command, write_captions
 from tests.server.conftest import client_of, png, wait_until_read

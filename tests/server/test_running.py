@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semisight.data.label_table import Entry, Table
+from semisight.data.label_csv import Entry
+from semisight.data.label_table import Table
 from tests.cli.commands import refused
 from tests.server.server import served
 

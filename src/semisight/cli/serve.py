@@ -44,7 +44,10 @@ def serve(
             help="People who are let in, each with a token of their own; python -m semisight.server.access adds one.",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Processor threads of the model.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that answer, each with a model of its own, at one port.")
+    ] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Processor threads of the model, in each process.")] = 1,
     device: str = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
 ) -> None:
@@ -54,7 +57,7 @@ def serve(
 
         semisight serve runs/photos
 
-        semisight serve runs/photos --labels labels.csv --host 0.0.0.0 --port 8080
+        semisight serve runs/photos --labels labels.csv --host 0.0.0.0 --port 8080 --workers 4
     """
     import torch
 
@@ -64,4 +67,4 @@ def serve(
     prepare_process()
     torch.set_num_threads(threads)
     chosen = Options(images=images, labels=labels, checkpoint=checkpoint, device=device)
-    run_server(run, chosen, host=host, port=port, token=token, say=say, tokens=tokens)
+    run_server(run, chosen, host=host, port=port, token=token, say=say, tokens=tokens, workers=workers)

@@ -12,48 +12,34 @@ nothing that was confirmed is lost, whatever another program does to the table:
 * it saves a copy that it had read before labels arrived: an image whose value is one that we changed gets ours again;
   any other value is somebody's edit, and stays
 
+Several processes may have a table open, such as the workers of one server: each takes in the others' lines. What was
+changed or skipped in a session, from a place of the journal on, can be taken back by any of them.
+
 This holds while a table is open. Once all is merged and the table is closed it is an ordinary file: take rows out, and
 they are out.
 """
 
-import codecs
 import contextlib
-import csv
-import functools
-import io
-import itertools
 import json
 import os
 import stat
-import sys
 import threading
 import time
-import unicodedata
 import zlib
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from semisight.data.label_csv import COLUMNS, Change, Content, Entry, as_text, name_key, read_content, with_changes
 from semisight.errors import UserError
 from semisight.files import acquire, make_folder, sync_folder, write_atomic
-from semisight.untrusted import MOST_TABLE, read_bytes
 
-_COLUMNS = ("file", "label", "caption")
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WAIT = 10.0  # seconds for the lock of another process
 QUIET = 2.0  # seconds since a table was last changed, before it is replaced
 _BLOCK = 1 << 16
 _MOST_LINE = 100_000
-
-
-class Entry(NamedTuple):
-    """What is known of one image; empty where nothing is."""
-
-    label: str = ""
-    caption: str = ""
 
 
 class Locked(UserError):
@@ -64,102 +50,58 @@ class ReadOnly(UserError):
     """The table can be read, but nothing can be added."""
 
 
-@dataclass
-class _Change:
-    """What became of an image since the table was opened: every value it had, and the newest."""
-
-    file: str
-    after: Entry
-    labels: set[str] = field(default_factory=set)
-    captions: set[str] = field(default_factory=set)
-
-    def over(self, theirs: Entry) -> Entry:
-        """The newest value over a former one of ours; another program's edit over both."""
-        label = self.after.label if theirs.label in self.labels else theirs.label
-        return Entry(label, self.after.caption if theirs.caption in self.captions else theirs.caption)
-
-
-@dataclass(frozen=True)
-class _Content:
-    """A table as it lies on disk: its bytes, and what they mean. Rows are read as they are needed, for there may be
-    millions."""
-
-    raw: bytes
-    text: str = ""
-    encoding: str = "utf-8"
-    separator: str = ","
-    line_end: str = "\n"
-
-    def rows(self) -> Iterator[list[str]]:
-        """The first names the columns."""
-        lines = io.StringIO(self.text, newline="")
-        return (row for row in csv.reader(lines, delimiter=self.separator, strict=True) if row)
-
-    @functools.cached_property
-    def header(self) -> list[str]:
-        return next(self.rows(), [])
-
-    def column(self, name: str) -> int | None:
-        names = [cell.strip().casefold() for cell in self.header]
-        return names.index(name) if name in names else None
-
-    def entries(self, wanted: Collection[str] | None = None) -> dict[str, tuple[str, Entry]]:
-        """By key: the file as the table calls it, and the first label and caption among its rows."""
-        file, label, caption = (self.column(name) for name in _COLUMNS)
-        assert file is not None
-        found: dict[str, tuple[str, Entry]] = {}
-        same: dict[Entry, Entry] = {}  # one for all images of a class
-        for row in itertools.islice(self.rows(), 1, None):
-            key = name_key(row[file]) if len(row) > file else ""
-            if not key or (wanted is not None and key not in wanted):
-                continue
-            mine = Entry(_cell(row, label), _cell(row, caption))
-            if key in found:
-                name, first = found[key]
-                found[key] = name, Entry(first.label or mine.label, first.caption or mine.caption)
-            else:
-                found[key] = (key if key == row[file] else row[file]), same.setdefault(mine, mine)
-        return found
+class Nothing(UserError):
+    """There is nothing to take back."""
 
 
 class Table:
-    """A CSV file with its journal; `put` and `restore` return when the change is on disk. For any thread.
+    """A CSV file with its journal; `put` and `undo` return when the change is on disk. For any thread.
 
     `get`, `labels` and `entries` answer from memory; `refresh` looks at the disk.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, Entry] | None = None) -> None:
-        """Opens a table, or begins one with `entries` if there is none."""
+    def __init__(self, path: Path, entries: Mapping[str, Entry] | None = None, since: int | None = None) -> None:
+        """Opens a table, or begins one with `entries` if there is none.
+
+        Args:
+            path: of the table.
+            entries: by file.
+            since: the size that the journal had when the session began; by default it begins now.
+        """
         self.path = path.resolve()  # a link stays a link: what it points to is replaced
         self.journal = journal_of(self.path)
         self.read_only = ""  # why, if it is
         self.problem = ""  # with the table as another program has left it
-        self.generation = 0  # grows when more has changed than what `put` was told
+        self.generation = 0  # grows when the table itself was read again
+        self.passed: dict[str, None] = {}  # files that were changed or skipped in this session, and not taken back
+        self.returned: list[str] = []  # those that were taken back, in their order
         self.labels: Counter[str] = Counter()
         self._memory = threading.RLock()
         self._writing = threading.Lock()
         self._entries: dict[str, tuple[str, Entry]] = {}
-        self._changes: dict[str, _Change] = {}
+        self._changes: dict[str, Change] = {}
         self._source = self.path  # what was read last: the table, or the file that it replaced
         self._stamp = self._table = self._before = ()  # type: tuple[int, ...]
         self._seen = 0.0  # since when the source has had its stamp
         self._offset = 0
+        self._session = since  # where it begins
+        self._before_step: dict[str, list[Entry]] = {}  # to be taken back, by key
+        self._news: list[tuple[str, Entry]] = []
         self._handle = -1
         self._since = self._last = 0.0  # the first and the newest change that is not merged; 0: all are
         self._took = 0.0
         try:
             if self.path.exists():
-                _read(self.path)  # nothing is made beside a file that is no table
+                read_content(self.path)  # nothing is made beside a file that is no table
             with self._locked(_WAIT):
                 if not self.path.exists():
-                    rows = [list(_COLUMNS), *([file, e.label, e.caption] for file, e in (entries or {}).items())]
-                    write_atomic(self.path, _as_text(rows, _Content(b"")).encode())
+                    rows = [list(COLUMNS), *([file, e.label, e.caption] for file, e in (entries or {}).items())]
+                    write_atomic(self.path, as_text(rows, Content(b"")).encode())
                     self._load(self.path)
                     self._seen = -1e9  # by ourselves, so it is whole
                 else:
                     self._load(self.path)
-                self._offset = _open_lines(self._handle)
-                self._tail()
+                self._begin()
         except ReadOnly as error:
             self.read_only = str(error)
             if self.path.exists():
@@ -173,11 +115,11 @@ class Table:
                 self.close()
                 raise
             self._load(self.path)
-            self._offset = _open_lines(self._handle)
-            self._tail()
+            self._begin()
         except UserError:
             self.close()
             raise
+        self._news.clear()
 
     def __enter__(self) -> "Table":
         return self
@@ -236,10 +178,48 @@ class Table:
             self._append(file, before, after, who)
             return before
 
-    def restore(self, file: str, entry: Entry, who: str = "") -> None:
+    def skip(self, file: str, who: str = "") -> None:
+        """Notes that nobody wants to be asked about this file again in this session."""
+        if self.read_only:
+            with self._memory:
+                self.passed[file] = None
+            return
         with self._locked(_WAIT):
             self._tail()
-            self._append(file, self.get(file), entry, who)
+            entry = self.get(file)
+            self._append(file, entry, entry, who, skip=True)
+
+    def undo(self, file: str, who: str = "") -> Entry:
+        """Takes back the last change or skip of a file in this session, whoever made it; the entry as it is then."""
+        if self.read_only:
+            with self._memory:
+                if self.passed.pop(file, self) is self:
+                    raise Nothing(f"{file}: there is nothing to take back.")
+                self.returned.append(file)
+                return self.get(file)
+        with self._locked(_WAIT):
+            self._tail()
+            steps = self._before_step.get(name_key(file))
+            if not steps:
+                raise Nothing(f"{file}: there is nothing to take back.")
+            former = steps[-1]
+            self._append(file, self.get(file), former, who, undo=True)
+            return former
+
+    def glance(self) -> None:
+        """Takes in what others have added to the journal, if that can be done at once."""
+        if self._writing.acquire(blocking=False):
+            try:
+                if self._handle >= 0:
+                    self._tail()
+            finally:
+                self._writing.release()
+
+    def news(self) -> list[tuple[str, Entry]]:
+        """What others have changed by the journal since this was asked last: (file, entry), in their order."""
+        with self._memory:
+            found, self._news = self._news, []
+            return found
 
     def refresh(self) -> None:
         """Reads what others have changed, in the table or in the journal."""
@@ -262,10 +242,10 @@ class Table:
             is_quiet = time.monotonic() - self._seen >= quiet or age >= quiet
             if self.problem or not is_quiet:
                 return False
-            content = _read(self._source)
+            content = read_content(self._source)
             if _stamp_of(self._source) != self._stamp:
                 return False
-            raw = _with(content, self._changes)
+            raw = with_changes(content, self._changes)
             if raw != content.raw or self._source != self.path:
                 if self._source == self.path:
                     self._keep_before()
@@ -329,19 +309,33 @@ class Table:
                 f"labels cannot be written beside {self.path} ({error.strerror or error}): "
                 "give a table elsewhere with --labels TABLE.csv."
             ) from error
+        self._session = self._session if self._handle < 0 else 0  # another journal: all of it is of this session
         self._forget()
         self._handle, self._offset = handle, 0
 
-    def _append(self, file: str, before: Entry, after: Entry, who: str) -> None:
-        if before == after:
+    def _begin(self) -> None:
+        """Takes in what the table does not have yet, and what can be taken back."""
+        size = os.fstat(self._handle).st_size
+        self._offset = _open_lines(self._handle)
+        self._session = size if self._session is None else min(self._session, size)
+        if self._session < self._offset:  # merged since: nothing to apply
+            for line in os.pread(self._handle, self._offset - self._session, self._session).splitlines():
+                values = _verified(line)
+                if values is not None and "merged" not in values:
+                    self._remember(values)
+        self._tail()
+
+    def _append(self, file: str, before: Entry, after: Entry, who: str, **kind: bool) -> None:
+        if before == after and not kind:
             return
         try:
             "".join([file, after.label, after.caption, who]).encode()
         except UnicodeEncodeError:
             raise UserError(f"{file!r}: this text has no place in a table.") from None
         pairs = {"file": file, "from": [before.label, before.caption], "to": [after.label, after.caption]}
-        self._write_line({"at": _now(), "who": who, **pairs})
-        self._apply(pairs)
+        self._write_line({"at": _now(), "who": who, **pairs, **kind})
+        self._apply({**pairs, **kind})
+        self._remember({**pairs, **kind})
 
     def _write_line(self, values: dict[str, Any]) -> None:
         """Whole and on disk, or not at all."""
@@ -371,26 +365,44 @@ class Table:
             end = block.rfind(b"\n") + 1
             if not end:
                 return  # being written
-            for line in block[:end].splitlines():
-                values = _verified(line)
+            for line in block[:end].splitlines(keepends=True):
+                values = _verified(line.rstrip(b"\n"))
                 if values is not None and "merged" in values:
                     self._since = 0.0
                 elif values is not None:
                     self._apply(values)
-                    self.generation += 1
-            self._offset += end
+                    if self._session is not None and self._offset >= self._session:
+                        self._remember(values)
+                    with self._memory:
+                        self._news.append((values["file"], Entry(*values["to"])))
+                self._offset += len(line)
 
     def _apply(self, values: Mapping[str, Any]) -> None:
         file, before, after = values["file"], Entry(*values["from"]), Entry(*values["to"])
+        if before == after:  # a skip
+            return
         key = name_key(file)
         with self._memory:
-            change = self._changes.setdefault(key, _Change(file, after))
+            change = self._changes.setdefault(key, Change(file, after))
             change.after = after
             change.labels |= {before.label, after.label}
             change.captions |= {before.caption, after.caption}
             self._set(key, self._entries.get(key, (file, after))[0], after)
         self._last = time.monotonic()
         self._since = self._since or self._last
+
+    def _remember(self, values: Mapping[str, Any]) -> None:
+        """A step of this session, which can be taken back; or the taking back of one."""
+        file = values["file"]
+        with self._memory:
+            steps = self._before_step.setdefault(name_key(file), [])
+            if values.get("undo") is True:
+                del steps[-1:]
+                self.passed.pop(file, None)
+                self.returned.append(file)
+            else:
+                steps.append(Entry(*values["from"]))
+                self.passed[file] = None
 
     def _set(self, key: str, file: str, entry: Entry) -> None:
         old = self._entries.get(key)
@@ -408,6 +420,8 @@ class Table:
         """The table again, if another program has saved it, or is still writing to the file that we replaced."""
         kept = _before_of(self.path)
         before, found = _stamp_of(kept), _stamp_of(self.path)
+        if before[:1] != self._before[:1]:  # another process has replaced the table since: it looks after that file
+            self._before = ()
         try:
             if self._before and before and before != self._before:
                 self._load(kept)
@@ -420,7 +434,7 @@ class Table:
 
     def _load(self, source: Path) -> None:
         stamp = _stamp_of(source)
-        found = _read(source).entries()
+        found = read_content(source).entries()
         overruled = False
         for key, change in list(self._changes.items()):
             file, theirs = found.get(key, (change.file, Entry()))
@@ -554,102 +568,3 @@ def _stamp_of(path: Path) -> tuple[int, ...]:
         return _stamp(os.stat(path))
     except OSError:
         return ()
-
-
-def _cell(row: list[str], column: int | None) -> str:
-    return sys.intern(row[column].strip()) if column is not None and len(row) > column else ""
-
-
-def _with(content: _Content, changes: Mapping[str, _Change]) -> bytes:
-    """The table's bytes with the changes that it does not have yet; rows are only added where that is enough."""
-    known = content.entries(changes)
-    wanted: dict[str, tuple[str, Entry]] = {}
-    for key, change in changes.items():
-        theirs = known.get(key, ("", Entry()))[1]
-        after = change.over(theirs)
-        if after != theirs:
-            wanted[key] = change.file, after
-    if not wanted:
-        return content.raw
-    header = list(content.header)
-    needs_column = content.column("caption") is None and any(entry.caption for _, entry in wanted.values())
-    if content.encoding != "utf-16" and not needs_column and not wanted.keys() & known.keys():
-        text = _as_text([_new_row(header, file, entry) for file, entry in wanted.values()], content)
-        gap = "" if content.raw.endswith((b"\n", b"\r")) else content.line_end
-        return content.raw + (gap + text).encode()
-    return _as_text(_changed(content, wanted, known, needs_column), content).encode(content.encoding)
-
-
-def _changed(
-    content: _Content, wanted: Mapping[str, tuple[str, Entry]], known: Collection[str], needs_column: bool
-) -> Iterator[list[str]]:
-    """All rows. One label for an image, in each of its rows that has one; its first caption in its first row."""
-    rows = content.rows()
-    header = next(rows) + ["caption"] * needs_column
-    names = [cell.strip().casefold() for cell in header]
-    file, label = names.index("file"), names.index("label")
-    caption = names.index("caption") if "caption" in names else None
-    yield header
-    seen: set[str] = set()
-    for row in rows:
-        key = name_key(row[file]) if len(row) > file else ""
-        if key in wanted:
-            entry = wanted[key][1]
-            if entry == Entry():
-                continue
-            row += [""] * (len(header) - len(row))
-            row[label] = entry.label if key not in seen or row[label].strip() else row[label]
-            if key not in seen and caption is not None:
-                row[caption] = entry.caption
-            seen.add(key)
-        elif needs_column:
-            row += [""] * (len(header) - len(row))
-        yield row
-    yield from (_new_row(header, name, entry) for key, (name, entry) in wanted.items() if key not in known)
-
-
-def _new_row(header: list[str], file: str, entry: Entry) -> list[str]:
-    values = {"file": file, "label": entry.label, "caption": entry.caption}
-    return [values.get(cell.strip().casefold(), "") for cell in header]
-
-
-def _read(path: Path) -> _Content:
-    raw = read_bytes(path, MOST_TABLE)
-    if raw.startswith(_UTF16):
-        encoding = "utf-16"
-    elif raw.startswith(codecs.BOM_UTF8):
-        encoding = "utf-8-sig"
-    else:
-        encoding = "utf-8"
-    try:
-        text = raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not in UTF-8 (byte {error.start}): save it as UTF-8 first, so that no name is garbled."
-        ) from error
-    first = text.lstrip()[:10_000].splitlines()[0] if text.strip() else ""
-    separator = max(",;\t", key=first.count)
-    content = _Content(raw, text, encoding, separator, "\r\n" if "\r\n" in text else "\n")
-    try:
-        deque(content.rows(), maxlen=0)
-    except csv.Error as error:
-        raise UserError(f"{path} is not a readable table ({error}); save it as plain CSV.") from error
-    missing = [name for name in ("file", "label") if content.column(name) is None]
-    if missing:
-        raise UserError(
-            f"{path} has no column {' and no column '.join(missing)}: its first line must name the columns, "
-            "such as file,label,caption."
-        )
-    return content
-
-
-def _as_text(rows: Iterable[list[str]], content: _Content) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, delimiter=content.separator, lineterminator=content.line_end).writerows(rows)
-    return stream.getvalue()
-
-
-def name_key(name: str) -> str:
-    """A file name as it is compared: either slash, no leading ./, accents composed one way."""
-    name = name.strip().replace("\\", "/").removeprefix("./")
-    return name if name.isascii() else unicodedata.normalize("NFC", name)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from semisight.data.formats.pictures import Unreadable, read_header, read_pixels
 from semisight.data.image_set import ImageSet
-from semisight.data.label_table import Entry, name_key
+from semisight.data.label_csv import Entry, name_key
 from semisight.errors import UserError
 from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order

@@ -1,6 +1,6 @@
 """How much a server takes on: beyond these it refuses, politely, and goes on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semisight.errors import UserError
 
@@ -51,6 +51,11 @@ class Limits:
     connections: int = 4000
     waiting_per_address: int = 1000
     writes: int = 256
+
+    def shared(self, workers: int) -> "Limits":
+        """The share of one worker of several in what may go on at a time, so that all together keep to it."""
+        counts = ("upload_total", "waiting", "slow_waiting", "requests", "connections", "waiting_per_address", "writes")
+        return replace(self, **{name: -(-getattr(self, name) // workers) for name in counts})
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -1,7 +1,7 @@
 """A training in the background: a child process `semisight train ...` into a new folder, and how far it has come.
 
-The child writes what it says to RUN/output.txt. It ends when the server does, even by SIGKILL (child.py): the run then
-holds what was learned so far, says that it is unfinished, and can be resumed.
+The child writes what it says to RUN/output.txt. It ends when the server does, even by SIGKILL (train_child.py): the run
+then holds what was learned so far, says that it is unfinished, and can be resumed.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from semisight.data.label_table import Entry
+from semisight.data.label_csv import Entry
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.runs.run import Run
@@ -51,6 +51,15 @@ class Busy(Exception):
     """A training is under way already."""
 
 
+class Training(Protocol):
+    """What a service asks of the training in the background."""
+
+    def start(self, command: Callable[[Path], list[str]], beside: Path) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def progress(self) -> Progress: ...
+
+
 class Retraining:
     """At most one training at a time; `finished` is called with the folder of one that came to its end."""
 
@@ -67,16 +76,34 @@ class Retraining:
 
     def start(self, command: Callable[[Path], list[str]], beside: Path) -> None:
         """`command` gives the child's words for the folder that it is to fill, a new one named after `beside`."""
+        folder = self.reserve(beside)
+        try:
+            words = command(folder)
+        except BaseException as error:
+            self.abandon(str(error))
+            raise
+        self.launch(words)
+
+    def reserve(self, beside: Path) -> Path:
+        """A new folder for a training that is launched, or abandoned, next; until then there is no other."""
         with self._lock:
             if self._state in ("running", "loading"):
                 raise Busy
             self._folder = _new_folder(beside)
             self._state, self._message, self._stopping = "running", "", False
-            self._started = time.monotonic()
+            self._started = self._ended = time.monotonic()
+            return self._folder
+
+    def abandon(self, message: str) -> None:
+        self._state, self._message = "failed", message
+
+    def launch(self, words: list[str]) -> None:
+        with self._lock:
+            assert self._folder is not None
             try:
                 with (self._folder / "output.txt").open("wb") as output:
                     self._child = subprocess.Popen(
-                        command(self._folder),
+                        words,
                         stdin=subprocess.PIPE,  # by its end the child learns of ours
                         stdout=output,
                         stderr=subprocess.STDOUT,

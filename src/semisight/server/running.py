@@ -1,4 +1,7 @@
-"""`semisight serve` without its command line: checks who may reach it, opens the socket, and serves until stopped."""
+"""`semisight serve` without its command line: checks who may reach it, opens the socket, and serves until stopped.
+
+One process answers (`answer`), or several on one socket (workers.py).
+"""
 
 import contextlib
 import ipaddress
@@ -15,7 +18,7 @@ from semisight.errors import UserError
 from semisight.runs.run import load_run
 from semisight.server.access import Access, read_people
 from semisight.server.limits import Limits
-from semisight.server.service import Options, Service
+from semisight.server.service import Options, Service, table_for
 
 _SHORTEST_TOKEN = 16
 _BACKLOG = 2048  # connections that wait to be taken up
@@ -32,22 +35,39 @@ def serve(
     token: str | None,
     say: Callable[[str], None],
     tokens: Path | None = None,
+    workers: int = 1,
 ) -> None:
     """Serves a run until Ctrl-C or SIGTERM."""
     _check_installed()
+    access = access_for(host, token, tokens)
+    listening = open_socket(host, port)
+    run = load_run(path, options.checkpoint, options.device)
+    if run.unfinished:
+        say(run.unfinished)
+    listening.listen(_BACKLOG)  # whoever reads the address may ask at once
+
+    def greet() -> None:
+        for line in greeting(host, listening.getsockname()[1], access, token is None):
+            say(line)
+
+    if workers == 1:
+        answer(Service(run, options), access, listening, greet)
+        return
+    from semisight.server.workers import supervise
+
+    table_for(run, options)  # what is wrong with it is said by one, and now
+    supervise(path, run, options, access, listening, workers, greet)
+
+
+def answer(service: Service, access: Access, listening: socket.socket, greet: Callable[[], object]) -> None:
+    """Answers at a socket until a signal says that it is enough."""
     import uvicorn
 
     from semisight.server.connections import Crowd, protocol_for
     from semisight.server.web import create_app
 
-    access = access_for(host, token, tokens)
-    listening = open_socket(host, port)
     warnings.filterwarnings("ignore", module="PIL")  # what it thinks of a file is for whoever sent it
-    run = load_run(path, options.checkpoint, options.device)
-    if run.unfinished:
-        say(run.unfinished)
-    service = Service(run, options)
-    app, crowd = create_app(service, access), Crowd(_with_files(options.limits))
+    app, crowd = create_app(service, access), Crowd(_with_files(service.limits))
     app.state.metrics.follow("connections", "Open connections.", lambda: len(crowd.open))
     app.state.metrics.follow("connections_given_up", "Half-open ones that made room.", lambda: crowd.evicted)
     sys.setswitchinterval(_SWITCH)  # reading a large table must not hold up answers
@@ -63,9 +83,7 @@ def serve(
         timeout_keep_alive=20,
         timeout_graceful_shutdown=5,
     )
-    listening.listen(_BACKLOG)  # whoever reads the address may ask at once
-    for line in greeting(host, listening.getsockname()[1], access, token is None):
-        say(line)
+    greet()
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -9,14 +9,15 @@ import ctypes
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from semisight.data.label_table import QUIET, Entry, Table
+from semisight.data.label_csv import Entry
+from semisight.data.label_table import QUIET, Nothing, Table
 from semisight.errors import UserError
 from semisight.inference.acquisition import choose_next
 from semisight.inference.neighbours import Neighbours
@@ -25,7 +26,7 @@ from semisight.server.answering import Answer, Answerer, Question
 from semisight.server.batching import Batcher
 from semisight.server.image_index import Encoded, Library, encode_library, read_library
 from semisight.server.limits import Limits
-from semisight.server.retraining import Retraining, train_command, write_captions
+from semisight.server.retraining import Retraining, Training, train_command, write_captions
 from semisight.untrusted import recorded_file
 
 _AHEAD = 50  # suggestions worked out at a time
@@ -91,27 +92,28 @@ class Options:
     checkpoint: Which = "auto"
     device: str = "cpu"
     limits: Limits = field(default_factory=Limits)
+    session: int | None = None  # the journal's size when the server was started; None: now
 
 
 class Service:
     """Everything behind the web server; its methods may be called from any thread."""
 
-    def __init__(self, run: Run, options: Options) -> None:
+    def __init__(self, run: Run, options: Options, training: Callable[[Callable[[Path], None]], Training] = Retraining):
+        """`training` makes what trains in the background, given what is to be called with a run that is done."""
         self.options, self.limits = options, options.limits
         self.answerer = Answerer(run)
         self.batcher: Batcher[Question, Answer] = Batcher(
             self._answer, batch=self.limits.batch, waiting=self.limits.waiting
         )
-        self.training = Retraining(self._take_over)
+        self.training = training(self._take_over)
         self.reading = Reading()
-        self._table_path = table_of(run) if options.labels is None else options.labels.expanduser()
+        self._table_path = table_for(run, options)
         self._library: Library | None = None
         self._table: Table | None = None
         self._encoded: Encoded | None = None
         self._lock = threading.Lock()
         self._queue: list[str] = []
-        self._seen: set[str] = set()  # skipped in this session
-        self._history: list[tuple[str, Entry]] = []
+        self._returned = 0  # of what was taken back, so many have been put in the queue again
         self.known = Known()
         self._recent: list[tuple[str, Entry]] = []  # changes while `known` is made anew
         self._closing = threading.Event()
@@ -168,7 +170,7 @@ class Service:
         try:
             library = read_library(self.run, self.options.images, self._progress)
             # A new table begins with what the run knows, so that the next training knows it too.
-            table = Table(self._table_path, library.known)
+            table = Table(self._table_path, library.known, self.options.session)
             self.known = _known(library, table)
             self._library, self._table = library, table
             self._encode(self.answerer)
@@ -202,6 +204,7 @@ class Service:
             if table is not None and library is not None:
                 with contextlib.suppress(UserError):  # tried again; `table.problem` says it on the page
                     table.tend()
+                self._catch_up(library, table)
                 if table.generation != self.known.generation:
                     self._look_up(library, table)
             if time.monotonic() - trimmed > _TRIMMED:
@@ -216,6 +219,18 @@ class Service:
             for name, entry in self._recent:
                 known.set(name, entry)
             self.known = known
+
+    def _catch_up(self, library: Library, table: Table) -> None:
+        """What other processes have labelled, and what was taken back, which comes next again."""
+        with self._lock:
+            for file, entry in table.news():
+                if (name := library.named(file)) is not None:
+                    self.known.files.setdefault(name, file)
+                    self._note(name, entry)
+            returned = table.returned[self._returned :]
+            self._returned += len(returned)
+            names = [name for name in map(library.named, returned) if name is not None]
+            self._queue = [*reversed(names), *(name for name in self._queue if name not in names)]
 
     def _note(self, name: str, entry: Entry) -> None:
         self.known.set(name, entry)
@@ -239,12 +254,16 @@ class Service:
 
     def suggestions(self, n: int) -> list[Suggestion]:
         """The next images to label. They stay the next ones until they are labelled or skipped."""
+        library, table = self.library, self.table
+        table.glance()
+        self._catch_up(library, table)
+        passed = {library.named(file) for file in list(table.passed)}
         with self._lock:
             encoded = self._encoded
             if encoded is None:
                 raise NotReady
             entries = self.known.entries
-            done = self._seen | {name for name in encoded.names if name in entries and entries[name].label}
+            done = passed | {name for name in encoded.names if name in entries and entries[name].label}
             self._queue = [name for name in self._queue if name not in done]
             if len(self._queue) < n:
                 open_ = torch.tensor([name not in done for name in encoded.names])
@@ -269,37 +288,22 @@ class Service:
         before = self.table.put(file, label, caption, who)
         after = Entry(before.label if label is None else label, before.caption if caption is None else caption)
         with self._lock:
-            self._history.append((file, before))
-            self._seen.add(name)
             self._note(name, after)
         return after
 
-    def skip(self, name: str) -> None:
-        self._file_in_table(name)
-        with self._lock:
-            self._seen.add(name)
+    def skip(self, name: str, who: str = "") -> None:
+        self.table.skip(self._file_in_table(name), who)
 
     def undo(self, name: str, who: str = "") -> Entry:
         """Takes back the last change of an image in this session; it comes next again."""
-        file = self._file_in_table(name)
+        try:
+            entry = self.table.undo(self._file_in_table(name), who)
+        except Nothing:
+            raise Unknown from None
         with self._lock:
-            places = [i for i, (changed, _) in enumerate(self._history) if changed == file]
-            if not places and name not in self._seen:
-                raise Unknown
-            former = self._history.pop(places[-1]) if places else None
-        if former is not None:
-            try:
-                self.table.restore(file, former[1], who)
-            except UserError:
-                with self._lock:
-                    self._history.append(former)
-                raise
-        with self._lock:
-            if former is not None:
-                self._note(name, former[1])
-            self._seen.discard(name)
-            self._queue.insert(0, name)
-            return self.known.entries.get(name, Entry())
+            self._note(name, entry)
+        self._catch_up(self.library, self.table)
+        return entry
 
     def _file_in_table(self, name: str) -> str:
         """As the table calls the image already, if it does."""
@@ -338,7 +342,12 @@ class Service:
         self._encode(answerer)
 
 
-def table_of(run: Run) -> Path:
+def table_for(run: Run, options: Options) -> Path:
+    """The table that labels are written to."""
+    return _table_of(run) if options.labels is None else options.labels.expanduser()
+
+
+def _table_of(run: Run) -> Path:
     """The table that the run learned from, or one in its folder.
 
     A run may come from a stranger: it never decides that a file is made outside its folder. A table elsewhere counts

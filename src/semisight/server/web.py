@@ -6,7 +6,7 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from semisight import __version__
-from semisight.data.label_table import Entry, ReadOnly
+from semisight.data.label_csv import Entry
+from semisight.data.label_table import ReadOnly
 from semisight.errors import UserError
 from semisight.runs.run import Run
 from semisight.server import schemas
@@ -30,7 +31,8 @@ from semisight.server.retraining import Busy
 from semisight.server.service import NotReady, Service, Unknown
 from semisight.server.uploads import Refused
 
-_TENDED = 1.0  # seconds between looks at the file of tokens
+T = TypeVar("T")
+_TENDED = 1.0  # seconds between looks at the file of tokens, and at the figures for other workers
 
 
 def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -51,18 +53,18 @@ def create_app(service: Service, access: Access) -> FastAPI:
     predicting, metrics = Predicting(service), Metrics()
     writing = _Writing(service.limits.writes)
 
-    async def tend_tokens() -> None:
+    async def tend() -> None:
         while True:
             await asyncio.sleep(_TENDED)
+            metrics.sample()
             await asyncio.to_thread(access.refresh)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.start()
-        tending = asyncio.create_task(tend_tokens()) if access.file is not None else None
+        tending = asyncio.create_task(tend())
         yield
-        if tending is not None:
-            tending.cancel()
+        tending.cancel()
         writing.close()
         await asyncio.to_thread(service.close)
         predicting.close()
@@ -166,9 +168,9 @@ def create_app(service: Service, access: Access) -> FastAPI:
         return _entry(service, given.file, entry)
 
     @app.post("/api/labels/skip", responses=_WRITE | _problems(404), tags=["labels"])
-    def skip(given: schemas.FileIn) -> schemas.Done:
+    async def skip(request: Request, given: schemas.FileIn) -> schemas.Done:
         """Suggests this image no more until the server is started again."""
-        service.skip(given.file)
+        await writing(service.skip, given.file, request.state.who)
         return schemas.Done()
 
     @app.post("/api/labels/undo", responses=_WRITE | _problems(404, 409), tags=["labels"])
@@ -311,10 +313,12 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     metrics.follow("images_waiting", "Images that wait for the model.", lambda: service.batcher.waiting)
-    metrics.follow("images", "Images that the model has answered for.", lambda: service.batcher.items)
-    metrics.follow("batches", "Batches that it saw them in.", lambda: service.batcher.batches)
-    metrics.follow("labelled_images", "Images with a label.", lambda: sum(service.known.counts().values()))
-    metrics.follow("table_behind", "1 if labels wait to be merged into the table.", lambda: service.is_behind)
+    metrics.follow("images", "Images that the model has answered for.", lambda: service.batcher.items, "sum")
+    metrics.follow("batches", "Batches that it saw them in.", lambda: service.batcher.batches, "sum")
+    labelled = lambda: sum(service.known.counts().values())  # noqa: E731
+    metrics.follow("labelled_images", "Images with a label.", labelled, "livemax")
+    behind = "1 if labels wait to be merged into the table."
+    metrics.follow("table_behind", behind, lambda: service.is_behind, "livemax")
 
 
 class _Writing:
@@ -324,7 +328,7 @@ class _Writing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semisight-labels")
         self._waiting, self._most = 0, most
 
-    async def __call__(self, change: Callable[..., Entry], *arguments: object) -> Entry:
+    async def __call__(self, change: Callable[..., T], *arguments: object) -> T:
         if self._waiting >= self._most:
             raise Full
         self._waiting += 1
