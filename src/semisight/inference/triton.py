@@ -75,5 +75,7 @@ def _joined(parts: list[str]) -> str:
 
 def _labels(model: Any) -> list[str]:
     """The names of the classes, on one line each: a line's number is a class's."""
-    about = next((json.loads(entry.value) for entry in model.metadata_props if entry.key == "semisight"), {})
+    about: dict[str, Any] = next(
+        (json.loads(entry.value) for entry in model.metadata_props if entry.key == "semisight"), {}
+    )
     return [" ".join(str(label).split()) for label in about.get("classes", ())]
