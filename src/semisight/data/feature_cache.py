@@ -114,6 +114,18 @@ def cached_features(
     return whole if len(kept) == len(whole) else whole.subset(kept)
 
 
+def n_missing(
+    images: Path | ImageSet,
+    backbone: Backbone,
+    views: int,
+    names: Sequence[str] | None = None,
+    cache: str | Path | None = None,
+) -> int:
+    """How many images of a set, or of these files of a folder, have no features in the cache yet."""
+    with FeatureIndex(cache) as index:
+        return len(index.find(index.space(backbone), _look(images, names).keys, views).missing())
+
+
 def cache_report(cache: str | Path | None = None) -> CacheReport:
     """What the cache of features holds, backbone by backbone, the last used first."""
     with FeatureIndex(cache) as index:

@@ -7,7 +7,7 @@ from typing import Any
 
 from semisight.errors import UserError
 from semisight.files import write_atomic
-from semisight.report import captions, codes, labels, records, sections, tags
+from semisight.report import captions, codes, labels, records, sections, tags, ways
 from semisight.report.dictionary import dictionaries
 from semisight.report.material import Material
 from semisight.report.observe import Numbers, observe, plain_words
@@ -58,6 +58,7 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
         f"seed {config.seed}"
     )
     first = [section for name, seen in material.found.items() for section in PARTS[name].sections(material, seen)]
+    first += [ways.compared(material)] if ways.has_ways(material) else []
     further = [section for name, seen in material.found.items() for section in PARTS[name].further(material, seen)]
     everything = [*first, *codes.sections(material.codes), *further, *(show(material) for show in shows)]
     write_atomic(out, page(f"What {name} learned", subtitle, everything, _warnings(material)))

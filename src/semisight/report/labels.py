@@ -26,6 +26,7 @@ from semisight.report.page import Section
 from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import LabelEvaluation, compare_labels
 from semisight.runs.images import Sets
+from semisight.runs.references import Way, read_ways, verdict
 from semisight.runs.run import Comparison, Run
 
 _MEASURED, _SHOWN, _FITTED = 10_000, 2_000, 5_000  # images at most: for errors, for certainty, to fit on
@@ -58,6 +59,7 @@ class LabelsSeen:
     truth: Tensor
     few: tuple[FewLabels, ...]
     comparison: Comparison | None
+    ways: tuple[Way, ...] = ()
 
     @property
     def per_class(self) -> float:
@@ -88,6 +90,7 @@ def look(run: Run, sets: Sets) -> LabelsSeen:
         truth=torch.full((len(shown),), -1) if truth is None else truth,
         few=() if measured is None else error_by_labels(run, sets, measured),
         comparison=Comparison.read(run.folder),
+        ways=read_ways(run),
     )
 
 
@@ -163,18 +166,30 @@ def words(seen: LabelsSeen) -> list[str]:
     n_labels, n_classes = int(seen.labelled.sum()), len(seen.classifier.class_names)
     beside = f" and {seen.n_unlabelled:,} images without a label" if seen.n_unlabelled else ""
     learned = f"From {n_labels:,} labels of {n_classes} classes{beside}"
-    if seen.evaluation is None:
-        lines = [
-            f"{learned} it learned to label images. How often it is right cannot be said: no label was held out. "
-            "Measure it with semisight evaluate on other labelled images."
-        ]
+    of = seen.evaluation
+    if of is None:
+        lines = [f"{learned} it learned to label images. {_by_folds(seen.ways)}"]
     else:
-        of = seen.evaluation
         who = "whose labels were hidden from it" if seen.hidden else "that were held out"
         lines = [f"{learned}, it gives the right label to {1 - of.error:.1%} of {of.n:,} images {who}."]
         if seen.comparison is not None:
             lines.append(_compared(seen.comparison.error, of.error))
-    return [*lines, seen.classifier.believable()]
+    return [*lines, seen.classifier.believable(), *verdict(seen.ways, None if of is None else of.error)]
+
+
+def _by_folds(ways: Sequence[Way]) -> str:
+    """How often it is right, where no label was held out but cross-validation has judged it."""
+    chosen = [way for way in ways if way.chosen]
+    if not chosen:
+        return (
+            "How often it is right cannot be said: no label was held out. Measure it with semisight evaluate on other "
+            "labelled images."
+        )
+    low, high = chosen[0].interval
+    return (
+        f"By cross-validation on the given labels {chosen[0].error:.1%} of its answers are wrong ({low:.0%} to "
+        f"{high:.0%}), with fewer labels than it has now."
+    )
 
 
 def _compared(without: float, error: float) -> str:

@@ -32,6 +32,7 @@ from semisight.data.columns import (
     hide_labels,
 )
 from semisight.data.feature_cache import cached_features
+from semisight.data.features import is_feature_file, read_features
 from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
 from semisight.data.formats.pictures import Header, Unreadable, read_header
 from semisight.data.image_cache import cached_folder
@@ -94,6 +95,9 @@ def _count(images: ImageSet, name: str) -> int:
 def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> Sets:
     """The images of a run with what was asked for, parted by the seed."""
     found = _found(data, seed, progress)
+    if data.backbone is not None and data.captions is None:
+        # Before images are parted: files that cannot be read leave the parts as they are when pixels are learned from.
+        found = _Found(_features(found, found.images, data, progress)[0], ready=True)
     images = with_tags(with_labels(found.images, data), data)
     if data.captions is None:
         images = images.without_column(CAPTIONS)
@@ -184,17 +188,21 @@ class _Form:
 
 @dataclass(frozen=True)
 class _Found:
-    """Images with what they carry. Where `form` says how to read their pixels, they have none yet."""
+    """Images with what they carry. Where `form` says how to read their pixels, they have none yet; `ready` if they have
+    features already."""
 
     images: ImageSet
     form: _Form | None = None
     skipped: tuple[Skipped, ...] = ()
+    ready: bool = False
 
 
 def _found(data: DataSettings, seed: int, progress: Progress | None) -> _Found:
     """The images with all that they carry, before any of it is hidden."""
     table = None if data.captions in (None, BUILTIN) else read_captions(Path(str(data.captions)).expanduser())
-    found = _on_disk(data, seed, table is not None) if kind_of(data.source) is Kind.PICTURES else None
+    found = _own_features(data, seed) if is_feature_file(data.source) else None
+    if found is None and kind_of(data.source) is Kind.PICTURES:
+        found = _on_disk(data, seed, table is not None)
     if found is None:
         images = load(
             data.source,
@@ -217,6 +225,21 @@ def _found(data: DataSettings, seed: int, progress: Progress | None) -> _Found:
         if data.split is not None:
             raise UserError("--split parts the images of a caption file; captions that a set carries have no splits.")
     return found
+
+
+def _own_features(data: DataSettings, seed: int) -> _Found:
+    """Features of the user's own, from a file, in the pixels' place."""
+    images = own_features(data.source)
+    if data.limit is not None and data.limit < len(images):
+        images = images.subset(random_order(len(images), seed, Stream.LIMIT)[: data.limit].sort().values)
+    return _Found(images, ready=True)
+
+
+def own_features(source: str) -> ImageSet:
+    """Features of the user's own as a set: a file marked as such."""
+    features = read_features(source)
+    views = [features.values(None, view) for view in range(features.views)]
+    return ImageSet(views[0], features.names, source=source, views=tuple(views[1:]))
 
 
 def _on_disk(data: DataSettings, seed: int, captioned: bool) -> _Found | None:
@@ -263,6 +286,16 @@ def shape_on_disk(data: DataSettings, seed: int) -> tuple[tuple[int, int, int], 
     return (found.form.channels, found.form.side, found.form.side), found.images.notes
 
 
+def shape_as_is(data: DataSettings, seed: int) -> tuple[int, int, int] | None:
+    """Channels, height and width that the pictures of a folder would have unscaled; None if none can be read."""
+    folder = Path(data.source).expanduser()
+    headers = _some_headers(folder, walk(folder).names, seed)
+    if not headers:
+        return None
+    height, width, _ = choose_size(headers, data.size)
+    return (data.channels or (1 if all(header.grey for header in headers) else 3), height, width)
+
+
 def _some_headers(folder: Path, names: Sequence[str], seed: int) -> list[Header]:
     headers = []
     with warnings.catch_warnings():
@@ -281,7 +314,7 @@ def _read(
     """The images in this order with their pixels, and the places of the order that they fill: a picture that cannot
     be read is left out."""
     everything = torch.arange(len(order))
-    if data.backbone is not None:
+    if data.backbone is not None and not found.ready:
         return _features(found, images.subset(order), data, progress)
     if found.form is None:
         unchanged = len(order) == len(images) and torch.equal(order, everything)
@@ -402,6 +435,13 @@ def with_tags(images: ImageSet, data: DataSettings, tag_names: Sequence[str] | N
         return images
     table = read_tags(Path(data.tags).expanduser(), images.names, tag_names)
     return images.with_column(table.column).noted(*table.warnings)
+
+
+def captions_of(images: ImageSet, data: DataSettings, seed: int) -> ImageSet:
+    """With the captions of the file that was given, if one was."""
+    if data.captions in (None, BUILTIN):
+        return images
+    return captioned(images, read_captions(Path(str(data.captions)).expanduser()), data, seed)
 
 
 def captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:

@@ -9,6 +9,7 @@ from semisight.data.image_set import skipped_summary
 from semisight.files import write_atomic
 from semisight.runs.evaluate import LabelEvaluation, evaluate_labels
 from semisight.runs.images import Sets
+from semisight.runs.references import read_ways, verdict
 from semisight.runs.run import DataRecord, Run
 from semisight.training.logs import read_log
 
@@ -31,7 +32,7 @@ def card(run: Run, sets: Sets) -> str:
         _what(run),
         "## Data\n\n" + _table(_data(run, record, sets)) + _classes(run, sets, measured),
         "## Settings\n\n" + _table(_settings(run)),
-        "## Metrics\n\n" + _metrics(run, measured),
+        "## Metrics\n\n" + _metrics(run, measured) + _compared(run, measured),
         "## Limits\n\n" + "\n".join(f"- {line}" for line in _limits(run, record, sets, measured)),
         "## Use\n\n" + "\n".join(f"    {line}" for line in _use(run)),
     ]
@@ -123,6 +124,20 @@ def _metrics(run: Run, measured: LabelEvaluation | None) -> str:
     return _table(rows)
 
 
+def _compared(run: Run, measured: LabelEvaluation | None) -> str:
+    """What it is held against: every way that was tried, by cross-validation on the given labels."""
+    ways = read_ways(run)
+    if not ways:
+        return ""
+    lines = ["| way to learn, by cross-validation | error | 95 % interval | nats per label |", "|---|---|---|---|"]
+    for way in ways:
+        low, high = way.interval
+        name = f"**{_cell(way.name)}** (this run)" if way.chosen else _cell(way.name)
+        lines.append(f"| {name} | {way.error:.1%} of {way.n:,} | {low:.0%} to {high:.0%} | {way.nll:.2f} |")
+    found = verdict(ways, None if measured is None else measured.error)
+    return "\n" + "\n".join(lines) + "\n" + "".join(f"\n{line}\n" for line in found)
+
+
 def _last_validation(run: Run) -> dict[str, float]:
     log = read_log(run.folder.log) if run.folder.log.exists() else []
     rows: list[Any] = [row for row in log if row["split"] == "valid" and float(row["step"]) <= run.step]
@@ -145,8 +160,10 @@ def _limits(run: Run, record: DataRecord, sets: Sets, measured: LabelEvaluation 
         few = [f"{name} ({n})" for name, n in zip(run.labels.class_names, _counts(sets), strict=True) if n < FEW]
         if few:
             lines.append(f"Learned from fewer than {FEW} labels: {_some(few)}.")
-        if measured is None:
+        if measured is None and not any(way.chosen for way in read_ways(run)):
             lines.append("Every label was learned from, so that its error is not known.")
+        elif measured is None:
+            lines.append("Every label was learned from: its error is known by cross-validation alone.")
         elif LABELS not in sets.truth:
             lines.append("The labels that it was measured on also chose its weights and its calibration.")
     return lines

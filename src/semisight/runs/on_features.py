@@ -4,67 +4,39 @@
     head     softmax on the code, from the labels alone or also from the unlabelled images (training/soft_em.py)
     choice   between the two, and the temperature of the probabilities, by cross-validation on the given labels
 
-Beside them stands what a practitioner would try first: logistic regression on the same features, its scaling and its
-regularisation chosen by cross-validation too. Every way is shown with its cross-validated error; if ours is not
-better, that is said.
+Beside them stands what a practitioner would try first: logistic regression on the same features (references.py). Every
+way is shown with its cross-validated error. If logistic regression is clearly better, it is what the run learns: the
+features themselves are the code then.
 """
 
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from semisight.data.columns import LABELS, LabelColumn
 from semisight.errors import UserError
 from semisight.inference.labels import FittedCalibration, LabelReader
-from semisight.metrics.calibration import (
-    Calibration,
-    expected_calibration_error,
-    fit_temperature,
-    negative_log_likelihood,
-)
-from semisight.model.encoders.features import FeatureEncoder, fit_decoder
+from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_temperature
+from semisight.model.encoders.features import FeatureEncoder, ScaledFeatures, fit_decoder
+from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
 from semisight.model.posterior import batch_last, flat_code
 from semisight.runs.images import Sets
 from semisight.runs.kinds import kind_named
+from semisight.runs.references import BASELINE, Logistic, Way, logistic_regression
 from semisight.runs.run import Run
 from semisight.runs.settings import Settings
 from semisight.training.folder import describe
-from semisight.training.soft_em import SoftEM, cross_validate
+from semisight.training.soft_em import CrossValidated, SoftEM, cross_validate, label_folds
 from semisight.training.state import Counters
 
 WAYS = {"our model, labels alone": SoftEM(weight=0.0), "our model with the unlabelled images": SoftEM()}
-BASELINE = "logistic regression on the same features"
-LEAST_FOR_FOLDS = 2  # labels of every class
-
-
-@dataclass(frozen=True)
-class Way:
-    """What cross-validation says of one way to learn: error and nats per label, over n labels."""
-
-    name: str
-    error: float
-    nll: float
-    n: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the error."""
-        z, p, n = 1.96, self.error, max(1, self.n)
-        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
-
-    def words(self) -> str:
-        low, high = self.interval
-        return f"{self.name}: {self.error:.1%} wrong ({low:.0%} to {high:.0%}), {self.nll:.2f} nats per label"
 
 
 def feature_model(rows: Tensor) -> ImageModel:
@@ -82,60 +54,7 @@ def codes_of(model: ImageModel, views: Sequence[Tensor]) -> list[Tensor]:
     return [torch.cat([model.code_moments(part.float())[0] for part in view.split(2000)]) for view in views]
 
 
-def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
-    """The run in memory, and what every way was worth on the given labels.
-
-    Images that are set aside are measured on and not learned from; labels that are held out count as given: all that is
-    chosen is chosen by cross-validation.
-    """
-    started, seed = time.monotonic(), settings.train.seed
-    column = sets.train.columns[LABELS]
-    assert isinstance(column, LabelColumn)
-    labels, n_classes = column.values, len(column.class_names)
-    views = [sets.train.images, *sets.train.views]
-    model = feature_model(views[0])
-    codes = codes_of(model, views)
-    chosen = choose(codes, labels, n_classes, seed)
-    ways, weight = [*chosen.ways, *_baseline(views[0].flatten(1), labels, seed)], chosen.how.weight
-    head = chosen.how(codes, labels, n_classes)
-    target_about = {
-        "class_names": list(column.class_names),
-        "n_learned": sets.n_present(LABELS),
-        "held_out": sets.n_held_out(LABELS),
-        "settings": {"head": "softmax", "gamma": 1.0},
-    }
-    about = {
-        "model": {**about_model(model, settings), "gradient": "closed form", "alpha0": "exact", "pooling": "none"},
-        "targets": {LABELS: target_about},
-        "settings": {"weight of unlabelled images": weight},
-        "ways": [dataclasses.asdict(way) for way in ways],
-        "frozen": True,
-    }
-    counters = Counters(step=1, seconds=time.monotonic() - started)
-    described = describe(settings.train, about, sets.train, sets.valid, torch.get_num_threads(), "cpu")
-    meta: dict[str, Any] = {**described, "counters": dataclasses.asdict(counters)}
-    reader = LabelReader(
-        head.eval(),
-        column.class_names,
-        chosen.fitted(),
-        n_learned=sets.n_present(LABELS),
-        n_held_out=sets.n_held_out(LABELS),
-        settings={"head": "softmax", "weight of unlabelled images": weight},
-    )
-    assert kind_named(LABELS).name == reader.name
-    return Run(model.eval(), {LABELS: reader}, meta=meta), ways
-
-
-def about_model(model: ImageModel, settings: Settings) -> dict[str, Any]:
-    """What a checkpoint says of a model of features."""
-    return {
-        "features": {
-            "n_features": model.architecture.image_shape[0],
-            "code_size": model.code_size,
-            "backbone": settings.data.backbone,
-            "views": settings.data.views,
-        }
-    }
+# ---- which head ----
 
 
 @dataclass(frozen=True)
@@ -146,6 +65,7 @@ class Chosen:
     calibration: Calibration | None
     ways: tuple[Way, ...]
     calibration_error: float = math.nan
+    said: CrossValidated | None = None
 
     def fitted(self) -> FittedCalibration | None:
         if self.calibration is None:
@@ -156,66 +76,156 @@ class Chosen:
 def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, ways: int = len(WAYS)) -> Chosen:
     """With the unlabelled images, unless they cost more than a standard error of the cross-validated error; and
     probabilities fitted to what the chosen way said of held-out labels. `ways` of WAYS are tried."""
-    counts = torch.bincount(labels[labels >= 0], minlength=n_classes)
     tried = [(name, how) for name, how in list(WAYS.items())[:ways] if how.weight == 0 or bool((labels < 0).any())]
-    if int(counts.min()) < LEAST_FOR_FOLDS:  # nothing can be left out to measure on
+    if not label_folds(labels, seed=seed):  # nothing can be left out to measure on
         return Chosen(tried[-1][1], None, ())
-    said = [cross_validate(how, codes, labels, n_classes, seed=seed) for _, how in tried]
-    maps = [fit_temperature(one.decisions, one.labels) for one in said]
-    shares = [one.probabilities(of.decisions) for one, of in zip(maps, said, strict=True)]
-    found = tuple(
-        Way(name, of.error, negative_log_likelihood(p, of.labels), len(of.labels))
-        for (name, _), of, p in zip(tried, said, shares, strict=True)
-    )
-    best = 0
-    if len(said) > 1:
-        wrong = [(of.decisions.argmax(1) != of.labels).double() for of in said]
-        gain = wrong[0] - wrong[1]
-        best = int(float(gain.mean()) >= -float(gain.std()) / len(gain) ** 0.5)
-    how, calibration = tried[best][1], maps[best]
-    if how.weight > 0:  # heads in cross-validation had fewer labels, and were less sure than the one that saw them all
+    found, said = [], []
+    for name, how in tried:
+        started = time.monotonic()
+        said.append(cross_validate(how, codes, labels, n_classes, seed=seed))
+        found.append(Way.of(name, said[-1], seconds=time.monotonic() - started))
+    best = int(len(said) > 1 and not clearly_better(said[0], said[-1]))
+    calibration, error = calibrate(said[best])
+    if tried[best][1].weight > 0:  # heads in cross-validation had fewer labels, and were less sure
         more = 1 + 2 * n_classes / (3 * found[best].n)
         calibration = dataclasses.replace(calibration, scale=calibration.scale * more)
-    return Chosen(how, calibration, found, expected_calibration_error(shares[best], said[best].labels))
+    found[best] = dataclasses.replace(found[best], chosen=True)
+    return Chosen(tried[best][1], calibration, tuple(found), error, said[best])
 
 
-def _baseline(rows: Tensor, labels: Tensor, seed: int) -> list[Way]:
-    """Logistic regression on the features, standardised or of unit length, C by cross-validation inside each fold."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
-    from sklearn.preprocessing import Normalizer, StandardScaler
-
-    known = labels >= 0
-    x, y = rows[known].numpy(), labels[known].numpy()
-    least = int(np.bincount(y)[np.unique(y)].min())
-    if least < LEAST_FOR_FOLDS:
-        return []
-    best: Way | None = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for scaler, strengths in ((StandardScaler(), (0.001, 0.01, 0.1)), (Normalizer(), (1.0, 10.0, 100.0))):
-            for C in strengths:
-                p = np.zeros((len(y), int(labels.max()) + 1))
-                folds = StratifiedKFold(max(2, min(3, least)), shuffle=True, random_state=seed)
-                for fit, aside in folds.split(x, y):
-                    scaled = scaler.fit(x[fit])
-                    model = LogisticRegression(C=C, max_iter=1000, tol=1e-6).fit(scaled.transform(x[fit]), y[fit])
-                    p[np.ix_(aside, model.classes_)] = model.predict_proba(scaled.transform(x[aside]))
-                error = float((p.argmax(1) != y).mean())
-                nll = float(-np.log(np.clip(p[np.arange(len(y)), y], 1e-12, 1)).mean())
-                way = Way(BASELINE, error, nll, len(y))
-                best = way if best is None or way.error < best.error else best
-    return [] if best is None else [best]
+def clearly_better(one: CrossValidated, other: CrossValidated) -> bool:
+    """Whether `one` has a lower error on the same labels, by more than a standard error of the difference."""
+    gain = other.wrong - one.wrong
+    return float(gain.mean()) > float(gain.std()) / len(gain) ** 0.5
 
 
-def words(ways: Sequence[Way]) -> list[str]:
-    """The small table, and whether ours is better."""
-    if not ways:
-        return ["Too few labels for cross-validation (two of every class are needed): how good it is cannot be said."]
-    lines = ["What cross-validation on the given labels says:", *(f"  {way.words()}" for way in ways)]
-    ours = [way for way in ways if way.name != BASELINE]
-    theirs = [way for way in ways if way.name == BASELINE]
-    if theirs and min(way.error for way in ours) > theirs[0].error:
-        lines.append(f"  Ours is not better than {BASELINE} here.")
-    return lines
+def calibrate(said: CrossValidated) -> tuple[Calibration, float]:
+    """The temperature that suits what was said of held-out labels, and how far the probabilities are off there."""
+    found = fit_temperature(said.decisions, said.labels)
+    return found, expected_calibration_error(found.probabilities(said.decisions), said.labels)
+
+
+# ---- a run ----
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A set of features with every way to learn labels on it judged; `learn` makes the run of the best."""
+
+    settings: Settings
+    sets: Sets
+    model: ImageModel
+    codes: list[Tensor]
+    chosen: Chosen
+    logistic: Logistic | None
+    seconds: float
+
+    @property
+    def takes_logistic(self) -> bool:
+        ours, theirs = self.chosen.said, self.logistic
+        return ours is not None and theirs is not None and clearly_better(theirs.said, ours)
+
+    @property
+    def said(self) -> CrossValidated | None:
+        """By the way that is chosen, of labels that it had not seen."""
+        return self.logistic.said if self.takes_logistic and self.logistic is not None else self.chosen.said
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """All that was tried; the chosen one is marked."""
+        if self.logistic is None:
+            return self.chosen.ways
+        taken = self.takes_logistic
+        ours = [dataclasses.replace(way, chosen=way.chosen and not taken) for way in self.chosen.ways]
+        return (*ours, dataclasses.replace(Way.of(BASELINE, self.logistic.said, ours=False), chosen=taken))
+
+    def learn(self, ways: Sequence[Way] | None = None) -> Run:
+        """The run in memory; `ways` is what it keeps of all that was tried, also elsewhere."""
+        started, settings, sets = time.monotonic(), self.settings, self.sets
+        column = _labels(sets)
+        weight = self.chosen.how.weight
+        model: ImageModel = self.model
+        head: Softmax
+        if self.takes_logistic and self.logistic is not None:
+            rows = sets.train.images.flatten(1).float()
+            encoder, head = self.logistic.fit(rows, column.values, len(column.class_names))
+            codes = torch.cat([flat_code(encoder.moments(batch_last(part))[0]) for part in _split(sets)])
+            model, weight = ImageModel(encoder, fit_decoder(codes, rows)), 0.0
+            calibration, error = calibrate(self.logistic.said)
+            fitted: FittedCalibration | None = FittedCalibration(
+                calibration, 1, len(self.logistic.said.labels), error, "cross-validation"
+            )
+        else:
+            head = self.chosen.how(self.codes, column.values, len(column.class_names))
+            fitted = self.chosen.fitted()
+        target_about = {
+            "class_names": list(column.class_names),
+            "n_learned": sets.n_present(LABELS),
+            "held_out": sets.n_held_out(LABELS),
+            "settings": {"head": "softmax", "gamma": 1.0},
+        }
+        about = {
+            "model": {**about_model(model, settings), "gradient": "closed form", "alpha0": "exact", "pooling": "none"},
+            "targets": {LABELS: target_about},
+            "settings": {"weight of unlabelled images": weight},
+            "ways": [dataclasses.asdict(way) for way in (self.ways if ways is None else ways)],
+            "frozen": True,
+        }
+        counters = Counters(step=1, seconds=self.seconds + time.monotonic() - started)
+        described = describe(settings.train, about, sets.train, sets.valid, torch.get_num_threads(), "cpu")
+        meta: dict[str, Any] = {**described, "counters": dataclasses.asdict(counters)}
+        reader = LabelReader(
+            head.eval(),
+            column.class_names,
+            fitted,
+            n_learned=sets.n_present(LABELS),
+            n_held_out=sets.n_held_out(LABELS),
+            settings={"head": "softmax", "weight of unlabelled images": weight},
+        )
+        assert kind_named(LABELS).name == reader.name
+        return Run(model.eval(), {LABELS: reader}, meta=meta)
+
+
+def judge(settings: Settings, sets: Sets) -> Judged:
+    """Every way on the features that `sets` has in the pixels' place, judged on the labels to learn from.
+
+    Images that are set aside are measured on and not learned from, and their labels choose nothing.
+    """
+    started, seed = time.monotonic(), settings.train.seed
+    column = _labels(sets)
+    views = [sets.train.images, *sets.train.views]
+    model = feature_model(views[0])
+    codes = codes_of(model, views)
+    n_classes = len(column.class_names)
+    chosen = choose(codes, column.values, n_classes, seed)
+    logistic = logistic_regression(views[0].flatten(1).float(), column.values, n_classes, seed)
+    return Judged(settings, sets, model, codes, chosen, logistic, time.monotonic() - started)
+
+
+def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
+    """The run in memory, and what every way was worth on the given labels."""
+    judged = judge(settings, sets)
+    return judged.learn(), list(judged.ways)
+
+
+def _labels(sets: Sets) -> LabelColumn:
+    column = sets.train.columns[LABELS]
+    assert isinstance(column, LabelColumn)
+    return column
+
+
+def _split(sets: Sets) -> Sequence[Tensor]:
+    return sets.train.images.float().split(2000)
+
+
+def about_model(model: ImageModel, settings: Settings) -> dict[str, Any]:
+    """What a checkpoint says of a model of features."""
+    return {
+        "features": {
+            "n_features": model.architecture.image_shape[0],
+            "code_size": model.code_size,
+            "backbone": settings.data.backbone,
+            "views": settings.data.views,
+            "scaled": isinstance(model.encoder, ScaledFeatures),
+        }
+    }

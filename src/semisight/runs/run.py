@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from semisight.data.features import MARK
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
 from semisight.files import finish_bundle, write_json
@@ -23,7 +24,7 @@ from semisight.inference.labels import LabelAnswer, LabelReader
 from semisight.inference.tags import TagAnswer, TagReader
 from semisight.model.architecture import Architecture
 from semisight.model.decoder import Decoder
-from semisight.model.encoders.features import FeatureEncoder, feature_architecture
+from semisight.model.encoders.features import FeatureEncoder, ScaledFeatures, feature_architecture
 from semisight.model.image_model import ImageModel
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Images
@@ -38,8 +39,10 @@ from semisight.untrusted import read_json
 
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
+OWN_FEATURES = "features of your own"  # in the place of a backbone's name
 MOST_WEIGHTS = 10**10  # of a model that a stranger describes
 DATA, COMPARISON, UNFINISHED, REPORT = "data.json", "comparison.json", "unfinished.txt", "report.html"
+WAYS = "ways.json"  # what cross-validation said of every way to learn that was tried
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
     found = {
         name: str(folder.path.absolute() / text)
         for name, text in paths.items()
-        if text and text not in kept and not text.startswith("builtin:")
+        if text and text not in kept and not text.startswith(("builtin:", MARK))
     }
     return dataclasses.replace(data, **cast(Any, found))
 
@@ -214,9 +217,9 @@ class Run:
 
     @property
     def backbone(self) -> str | None:
-        """The pretrained network whose features it takes, if it takes features."""
+        """The pretrained network whose features it takes, or OWN_FEATURES, if it takes features."""
         found = self.about["model"].get("features")
-        return None if found is None else str(found["backbone"])
+        return None if found is None else str(found["backbone"] or OWN_FEATURES)
 
     @property
     def config(self) -> TrainConfig:
@@ -292,6 +295,11 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
         of = about["features"]
         if int(of["n_features"]) * int(of["code_size"]) > MOST_WEIGHTS:
             raise UserError("it describes a model of features that is beyond reason")
+        if of.get("scaled", False):
+            return ImageModel(
+                ScaledFeatures(int(of["n_features"])),
+                Decoder(feature_architecture(int(of["n_features"]), int(of["n_features"]))),
+            )
         encoder = FeatureEncoder(int(of["n_features"]), int(of["code_size"]))
         return ImageModel(encoder, Decoder(feature_architecture(int(of["n_features"]), int(of["code_size"]))))
     if "architecture" not in about:

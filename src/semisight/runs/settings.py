@@ -19,6 +19,7 @@ from semisight.training.config import TrainConfig, read_settings
 
 Pooling = Literal["expected", "sampled", "max"]
 GradientName = Literal["local", "straight-through", "nvil"]
+EncoderName = Literal["auto", "features", "scratch"]
 AugmentName = Literal["auto", "drawings", "photos"]
 _IMAGES, _LABELS, _TAGS, _CAPTIONS, _CONSISTENCY, _MODEL = (
     *("Images", "Labels", "Tags (several labels per image)", "Captions", "Consistency", "Model"),
@@ -160,8 +161,17 @@ class DataSettings:
 
 @group
 class ModelSettings:
-    """The layers, by a preset's name or one by one or (by default) worked out from the images, and how they learn."""
+    """What the code is made from; the layers, by a preset's name or one by one or (by default) worked out from the
+    images, and how they learn."""
 
+    encoder: EncoderName = setting(
+        default="auto",
+        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: the network "
+        "learns all by itself), or auto: tries what fits the time and takes what cross-validation on the given labels "
+        "says.",
+        panel=_MODEL,
+        shown="auto with labels, unless options speak of pixels; else scratch",
+    )
     preset: str | None = setting(
         default=None,
         help="Layers of the paper's Table 5: mnist, cifar-10, cifar-100, caltech-101, caltech-256, imagenet, flickr8k, "
@@ -439,6 +449,8 @@ def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
     try:
         about = meta["about"]
         model = about.get("model", about)  # format 1 kept it one level up
+        if "features" in model and "architecture" not in model:
+            raise UserError("it was learned in closed form, within seconds: there is nothing to resume. Train it anew.")
         architecture = model["architecture"]
         layers = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
         saved = about.get("settings", {})

@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import math
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,21 +14,28 @@ import torch
 
 from semisight.data.batches import share_of_batch
 from semisight.data.columns import LABELS
+from semisight.data.features import MARK
 from semisight.data.image_set import skipped_summary
+from semisight.data.sources import Kind as SourceKind
+from semisight.data.sources import kind_of
 from semisight.errors import UserError
 from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
+from semisight.inference.labels import FittedCalibration
 from semisight.model.architecture import Architecture
 from semisight.model.encoders.paper import PaperEncoder
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Images
 from semisight.objectives.targets import Target
+from semisight.runs.encoder_choice import Decision, choose_encoder, reference
 from semisight.runs.images import BUILTIN, Progress, Sets, sets_of
 from semisight.runs.kinds import Kind, kind_named, kinds
 from semisight.runs.model_card import write_model_card
-from semisight.runs.on_features import learn_labels, words
+from semisight.runs.on_features import judge
 from semisight.runs.recipe import Recipe, compose, plan_of, refresher, suited, with_model_of
-from semisight.runs.run import DATA, UNFINISHED, DataRecord, Run, load_run
+from semisight.runs.references import Way, table
+from semisight.runs.run import DATA, UNFINISHED, WAYS, DataRecord, Run, load_run
 from semisight.runs.settings import DataSettings, Settings
+from semisight.runs.time_plan import fitted_to, training_minutes
 from semisight.training.checkpoint import Checkpoint, load_parts, write_checkpoint
 from semisight.training.config import TrainConfig
 from semisight.training.devices import choose_device
@@ -35,6 +44,7 @@ from semisight.training.state import Counters
 from semisight.training.trainer import Fitted, Trainer
 
 Say = Callable[[str], None]
+_WORTH_A_REFERENCE = 20.0  # seconds of training
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,24 @@ def train_run(
     folder = RunFolder(path)
     if is_first_process():
         check_folder(folder, resume=resume, overwrite=overwrite)
-    settings = settings if resume else with_model_of(settings)
-    sets = sets_of(settings.data, settings.train.seed, progress)
-    on_features = settings.data.backbone is not None
+    started = time.monotonic()
+    decision = Decision(settings)
+    if not resume:
+        decision = choose_encoder(with_model_of(settings), say, progress)
+        settings = decision.settings
+        for line in decision.lines:
+            say(line)
+        if not decision.on_features and kind_of(settings.data.source) is SourceKind.PICTURES:
+            settings = fitted_to(settings, None, training_minutes(settings, 0) or math.inf)
+    judged = decision.judged
+    sets = judged.sets if judged is not None else sets_of(settings.data, settings.train.seed, progress)
+    on_features = decision.on_features and list(sets.train.columns) == [LABELS]
+    if not (resume or on_features):
+        minutes = training_minutes(settings, len(sets.train), (time.monotonic() - started) / 60)
+        if kind_of(settings.data.source) is not SourceKind.PICTURES and minutes is not None:
+            settings = fitted_to(settings, sets, minutes)
+            sets = sets_of(settings.data, settings.train.seed) if settings.data.size is not None else sets
+        settings = settings.replace({"max_minutes": minutes})
     # before anything is written: a mistake leaves no folder behind
     recipe = None if on_features else compose(suited(settings, sets), sets, folder if resume else None)
     data = found_from_anywhere(settings.data)
@@ -65,29 +90,35 @@ def train_run(
         say(line)
     with locked(path, "training") if is_first_process() else contextlib.nullcontext():
         if recipe is None:
-            return _train_on_features(settings, sets, folder, say)
+            return _train_on_features(decision, sets, folder, say)
         record = DataRecord.of(data, sets.train, sets.valid)
         with _unfinished(folder):
             fitted = _fit(recipe, record, folder, resume, overwrite)
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()  # what follows (the report) is one process's work
             if is_first_process():
-                finish(folder, sets)
+                finish(folder, sets, decision.fitted)
+                keep_ways(folder, decision.ways or _reference(settings, sets, fitted), say)
                 write_model_card(load_run(path), sets)
     return Trained(folder, fitted, sets)
 
 
-def _train_on_features(settings: Settings, sets: Sets, folder: RunFolder, say: Say) -> Trained:
+def _train_on_features(decision: Decision, sets: Sets, folder: RunFolder, say: Say) -> Trained:
     """Labels on features are learned in closed form, in seconds: there is nothing to resume."""
-    if list(sets.train.columns) != [LABELS]:
-        raise UserError("--backbone learns labels for now: give --labels, and neither --tags nor --captions.")
+    settings = decision.settings
     data = found_from_anywhere(settings.data)
     for line in describe_data(sets, data.source):
         say(line)
-    run, ways = learn_labels(settings, sets)
-    for line in words(ways):
+    judged, ways = decision.judged, decision.ways
+    if judged is None:
+        judged = judge(settings, sets)
+        beside = reference(settings.data, sets.train, settings.train.seed) if judged.ways else None
+        ways = judged.ways if beside is None else (*judged.ways, beside)
+    run = judged.learn(ways)
+    for line in table(ways):
         say(line)
     save_run(run, folder.path, DataRecord.of(data, sets.train, sets.valid))
+    keep_ways(folder, ways)
     write_model_card(load_run(folder.path), sets)
     seconds = float(run.meta["counters"]["seconds"])
     fitted = Fitted("the head has converged", 1, 1.0, seconds, None, 0, 0, {}, folder.newest)
@@ -105,9 +136,30 @@ def _fit(recipe: Recipe, record: DataRecord, folder: RunFolder, resume: bool, ov
             write_atomic(folder.file(DATA), text)
 
 
-def finish(folder: RunFolder, sets: Sets) -> None:
-    """Calibrates what has been learned."""
+def _reference(settings: Settings, sets: Sets, fitted: Fitted) -> tuple[Way, ...]:
+    """What a result from pixels is held against; not where the training was over sooner than that would take."""
+    if not sets.has(LABELS) or fitted.seconds < _WORTH_A_REFERENCE:
+        return ()
+    found = reference(settings.data, sets.train, settings.train.seed)
+    return () if found is None else (found,)
+
+
+def keep_ways(folder: RunFolder, ways: Sequence[Way], say: Say | None = None) -> None:
+    """RUN/ways.json: what cross-validation said of all that was tried."""
+    if ways:
+        write_json(folder.file(WAYS), {"ways": [dataclasses.asdict(way) for way in ways]})
+        if say is not None:
+            for line in table(ways):
+                say(line)
+
+
+def finish(folder: RunFolder, sets: Sets, fitted: FittedCalibration | None = None) -> None:
+    """Calibrates what has been learned; `fitted` by cross-validation, for labels of which none could be held out."""
     run = calibrated(load_run(folder.path), sets)
+    if fitted is not None and not sets.n_held_out(LABELS):
+        fitted = dataclasses.replace(fitted, step=run.step)
+        readers = {**run.readers, LABELS: dataclasses.replace(run.labels, fitted=fitted)}
+        run = dataclasses.replace(run, readers=readers)
     for name, reader in run.readers.items():
         for file, content in kind_named(name).saved(reader).items():
             write_atomic(folder.file(file), content)
@@ -235,6 +287,8 @@ def found_from_anywhere(data: DataSettings) -> DataSettings:
 
 def lasting(source: str) -> str:
     """The source as it can be found from any folder."""
+    if source.startswith(MARK):
+        return f"{MARK}{Path(source.removeprefix(MARK)).expanduser().absolute()}"
     return source if source.startswith("builtin:") else str(Path(source).expanduser().absolute())
 
 

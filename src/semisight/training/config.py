@@ -63,10 +63,11 @@ class TrainConfig:
     max_steps: int | None = setting(default=None, help="At most so many steps.", panel=_LEARNING, flag="--steps", ge=0)
     max_minutes: float | None = setting(
         default=None,
-        help="At most so long, resumptions included.",
+        help="At most so long. Without a limit in epochs or steps it is the time of the whole command, report "
+        "included. A cosine ends when the time does.",
         panel=_LEARNING,
         flag="--minutes",
-        shown="no limit",
+        shown="15 on a CPU; with --epochs or --steps no limit",
         gt=0,
         allow_inf_nan=False,
     )
@@ -93,8 +94,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.max_epochs is None and self.max_steps is None:
-            if self.schedule == "cosine":
-                raise UserError("schedule cosine must know where it ends: give max_epochs or max_steps.")
+            if self.schedule == "cosine" and self.max_minutes is None:
+                raise UserError("schedule cosine must know where it ends: give max_epochs, max_steps or max_minutes.")
             if self.max_minutes is None and self.patience is None:
                 raise UserError("training would never end: give max_epochs, max_steps, max_minutes or patience.")
 

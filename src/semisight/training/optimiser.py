@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from semisight.errors import UserError
 from semisight.training.config import TrainConfig
 
+_BEHIND = 0.02  # share of the way by which steps may lag behind the clock
 _BETWEEN = "/"  # `exp_avg/decoder.dictionary`: parameter names hold dots, never slashes
 
 
@@ -36,13 +37,18 @@ def build_optimiser(
     )
 
 
-def rate_at(step: int, config: TrainConfig, total_steps: int | None) -> float:
-    """The learning rate of a step: a straight rise over the warm-up, then constant or half a cosine down."""
+def rate_at(step: int, config: TrainConfig, total_steps: int | None, time_gone: float = 0.0) -> float:
+    """The learning rate of a step: a straight rise over the warm-up, then constant or half a cosine down.
+
+    `time_gone` is the share of the minutes that are over: the cosine ends with the steps or with the time, whichever
+    comes first. While the steps are about to come first, the clock has no say, and a run can be repeated.
+    """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    if config.schedule == "constant" or total_steps is None:
+    if config.schedule == "constant":
         return config.learning_rate
-    way = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
+    gone = 0.0 if total_steps is None else (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    way = min(1.0, time_gone if time_gone > gone + _BEHIND or total_steps is None else gone)
     return config.learning_rate * (config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * way)) / 2)
 
 

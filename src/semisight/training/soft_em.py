@@ -11,6 +11,7 @@ labels is far too unsure, and unsharpened targets would flatten it further. Soft
 whether they pay at all is for cross-validation to say.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,32 +82,63 @@ def mean_decision(head: Softmax, views: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """What cross-validation says of one way to learn: decision values [n, C] of the given labels, each from a head that
-    had not seen the image, and these labels."""
+    """What cross-validation says of one way to learn: decision values [n, C] of given labels, each from a model that
+    had not seen the image; these labels [n], and their places [n] among all images."""
 
-    how: SoftEM
+    index: Tensor
     decisions: Tensor
     labels: Tensor
 
     @property
+    def wrong(self) -> Tensor:
+        return (self.decisions.argmax(1) != self.labels).double()
+
+    @property
     def error(self) -> float:
-        return float((self.decisions.argmax(1) != self.labels).double().mean())
+        return float(self.wrong.mean())
+
+    def at(self, index: Tensor) -> "CrossValidated":
+        """Only what is said of the labels at these places."""
+        kept = torch.isin(self.index, index)
+        return CrossValidated(self.index[kept], self.decisions[kept], self.labels[kept])
+
+
+def label_folds(labels: Tensor, folds: int = 3, seed: int = 0) -> list[Tensor]:
+    """Places of given labels, parted by class into folds that are held out in turn; none if no class has two labels.
+
+    A class with a single label is always learned from. Two folds where most classes have no third label.
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    counts = torch.bincount(labels[labels >= 0])
+    several = counts[counts > 1]
+    if not len(several):
+        return []
+    known = ((labels >= 0) & (counts[labels.clamp_min(0)] > 1)).nonzero().squeeze(1)
+    folds = max(2, min(folds, int(several.median())))
+    y = labels[known].numpy()
+    with warnings.catch_warnings():  # rare classes are in fewer folds
+        warnings.simplefilter("ignore", UserWarning)
+        parts = StratifiedKFold(folds, shuffle=True, random_state=seed).split(y, y)
+        return [known[torch.from_numpy(aside)] for _, aside in parts]
 
 
 def cross_validate(
     how: SoftEM, views: Sequence[Tensor], labels: Tensor, n_classes: int, folds: int = 3, seed: int = 0
 ) -> CrossValidated:
     """A held-out image is left out altogether, also as an unlabelled one."""
-    from sklearn.model_selection import StratifiedKFold
-
-    known = (labels >= 0).nonzero().squeeze(1)
-    y = labels[known]
-    folds = max(2, min(folds, int(torch.bincount(y, minlength=n_classes)[y.unique()].min())))
-    decisions = torch.empty(len(y), n_classes)
-    splits = StratifiedKFold(folds, shuffle=True, random_state=seed)
-    for _, aside in splits.split(y.numpy(), y.numpy()):
+    found = []
+    for aside in label_folds(labels, folds, seed):
         kept = torch.ones(len(labels), dtype=torch.bool)
-        kept[known[aside]] = False
+        kept[aside] = False
         head = how([view[kept] for view in views], labels[kept], n_classes)
-        decisions[aside] = mean_decision(head, [view[known[aside]] for view in views])
-    return CrossValidated(how, decisions, y)
+        found.append(CrossValidated(aside, mean_decision(head, [view[aside] for view in views]), labels[aside]))
+    return in_order(found)
+
+
+def in_order(parts: Sequence[CrossValidated]) -> CrossValidated:
+    """What was said of each fold as one, by place."""
+    index = torch.cat([part.index for part in parts])
+    order = index.argsort()
+    decisions, labels = torch.cat([part.decisions for part in parts]), torch.cat([part.labels for part in parts])
+    return CrossValidated(index[order], decisions[order], labels[order])

@@ -60,9 +60,10 @@ class Stepper:
         self._forward = fabric.setup_module(_Forward(objective))
         self._dtype = torch.float64 if config.precision == "64" else torch.float32
         self._generator = torch.Generator()
+        self.time_gone = 0.0  # share of the minutes; the trainer has the clock
 
     def rate(self, step: int) -> float:
-        return rate_at(step, self.config, self.total_steps)
+        return rate_at(step, self.config, self.total_steps, self.time_gone)
 
     def take(self, live: LiveState, *, signal_number: int = 0, late: bool = False) -> Agreed:
         """One batch; `signal_number` and `late` are what this process noticed, and come back as what any did."""

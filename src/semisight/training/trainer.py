@@ -263,6 +263,8 @@ class _Training:
                 if reason:
                     break
                 late = self.rank == 0 and self._seconds() >= self.max_seconds
+                if self.processes == 1:  # several would have to agree on the clock at every step
+                    self.stepper.time_gone = self._seconds() / self.max_seconds
                 agreed = self.stepper.take(self.live, signal_number=signals.number, late=late)
                 self.late = agreed.late
                 self._report_step()

@@ -74,6 +74,37 @@ class FeatureEncoder(nn.Module):
         """It is not started but fitted."""
 
 
+class ScaledFeatures(nn.Module):
+    """The features themselves as the code: standardised, or of unit length. A softmax on it is logistic regression."""
+
+    has_places = False
+    mean_is_exact = True
+    unit: Tensor
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, n_features: int, unit: bool = False) -> None:
+        super().__init__()
+        self.code_shape = (n_features, 1, 1)
+        self.register_buffer("unit", torch.tensor(unit))
+        self.register_buffer("centre", torch.zeros(n_features))
+        self.register_buffer("scale", torch.ones(n_features))
+
+    def forward(self, x: Tensor, noise: Noise, through: bool = True) -> Posterior:
+        del through
+        mu, log_sigma = self.moments(x)
+        return Posterior(mu, log_sigma, mu + noise.eps * log_sigma.exp())
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = (x.flatten(0, 2).T - self.centre) / self.scale  # [B, C]
+        rows = F.normalize(rows, dim=1) if bool(self.unit) else rows
+        mu = rows.T.reshape(*self.code_shape, x.shape[-1])
+        return mu, torch.full_like(mu, _SPREAD / self.code_shape[0] ** 0.5 if bool(self.unit) else _SPREAD).log()
+
+    def start_from(self, mean: Tensor, variance: Tensor) -> None:
+        """It is not started but fitted."""
+
+
 def _scaled(rows: Tensor, rooted: bool) -> Tensor:
     return F.normalize(rows.clamp_min(0).sqrt() if rooted else rows, dim=1)
 

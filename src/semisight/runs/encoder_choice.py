@@ -1,0 +1,408 @@
+"""`--encoder auto`: what the code of an image is made from, as cross-validation on the given labels says.
+
+    features   of each pretrained network that is installed and fits the time: logistic regression, and our model
+    scratch    our model from pixels, trained for a share of the time on all labels but those of a fold
+
+All are judged on the same held-out labels; labels that are set aside for measuring are not looked at. The lowest error
+is taken, and the small table is kept with the run. Nothing is guessed from what the files look like: on photographs
+pretrained features win, on microscope images they may lose to a model that has seen nothing else.
+"""
+
+import dataclasses
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semisight.backbones import installed, milliseconds, resolve
+from semisight.data.arrays import fit
+from semisight.data.columns import LABELS, LabelColumn
+from semisight.data.feature_cache import n_missing
+from semisight.data.features import is_feature_file
+from semisight.data.formats.folders import printable, walk
+from semisight.data.formats.pictures import Unreadable, read_pixels
+from semisight.data.image_set import ImageSet
+from semisight.data.sources import Kind, kind_of
+from semisight.data.workers import cores
+from semisight.errors import UserError
+from semisight.inference.encode import encode_set
+from semisight.inference.labels import FittedCalibration, decide
+from semisight.runs.images import Progress, Sets, sets_of, with_features
+from semisight.runs.on_features import Judged, calibrate, judge
+from semisight.runs.recipe import compose, suited
+from semisight.runs.references import Way, few_enough, on_pixels, side_for
+from semisight.runs.settings import DataSettings, Settings
+from semisight.runs.time_plan import fitted_to, minutes_of
+from semisight.setting import fields
+from semisight.training.soft_em import CrossValidated, in_order, label_folds
+
+INSTALL = "pip install 'semisight[photos]'"
+SCRATCH = "our model from scratch"
+# Ways to learn from pixels, by the value of --encoder: the name in the table, and what they change in the settings.
+FROM_PIXELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"scratch": (SCRATCH, {})}
+_FEATURES_SHARE = 0.5  # of the minutes, at most, for the features of the first network; all together a third
+_PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels
+_ENOUGH_JUDGED = 150  # labels: with so many, a further fold says little more
+_HOPELESS = 0.1  # error above the best so far, beyond chance, from which the other folds are not tried
+_DECODING_MS = 5.0  # of one image
+# Settings that mean something on features too; any other that is given speaks of learning from pixels.
+_COMMON = frozenset(
+    (
+        *(name for name in fields(DataSettings) if name not in ("size", "channels", "images_from")),
+        *("encoder", "seed", "max_minutes", "device", "threads", "progress", "tensorboard", "processes"),
+    )
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How to learn.
+
+    settings   with `encoder` either features or a way from pixels, and what follows from it
+    judged     the features with all ways on them judged, where these were tried and chosen
+    ways       the small table; the chosen one is marked
+    fitted     probabilities by cross-validation, for a model from pixels whose labels are too few to hold some out
+    lines      what people should know of the choice
+    """
+
+    settings: Settings
+    judged: Judged | None = None
+    ways: tuple[Way, ...] = ()
+    fitted: FittedCalibration | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def on_features(self) -> bool:
+        return self.settings.data.backbone is not None or is_feature_file(self.settings.data.source)
+
+
+# ---- what is asked for ----
+
+
+def networks() -> list[str]:
+    """The pretrained networks that can be used here by name, the best first."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return []
+    return [entry.name for entry in installed() if entry.n_bytes is not None]
+
+
+def by_hand(settings: Settings) -> list[str]:
+    """Settings that were given and speak of learning from pixels."""
+    return sorted(settings.chosen - _COMMON)
+
+
+def asked(settings: Settings) -> str:
+    """auto, features or a way from pixels, by what was given alone."""
+    data, encoder = settings.data, settings.model.encoder
+    if data.backbone is not None or is_feature_file(data.source):
+        if encoder in FROM_PIXELS:
+            raise UserError(f"--encoder {encoder} learns from pixels, and --backbone gives features: leave one out.")
+        return "features"
+    if encoder != "auto":
+        return encoder
+    others = data.tags is not None or data.captions is not None or data.images_from is not None or not data.use_labels
+    unlabelled = kind_of(data.source) is Kind.PICTURES and data.labels is None and not data.class_per_folder
+    if others or unlabelled or ("encoder" not in settings.chosen and by_hand(settings)):
+        return "scratch"
+    return "auto"
+
+
+def resolved(settings: Settings, encoder: str, **changes: Any) -> Settings:
+    """With the encoder decided."""
+    found = settings.replace({"encoder": encoder, **changes})
+    return dataclasses.replace(found, chosen=found.chosen | {"encoder", *changes})
+
+
+def best_network() -> str:
+    found = networks()
+    if not found:
+        raise UserError(f"--encoder features needs a pretrained network: {INSTALL}, or name one with --backbone.")
+    return found[0]
+
+
+# ---- how long ----
+
+
+@dataclass(frozen=True)
+class Network:
+    """A pretrained network and the seconds that its features take here, of images that the cache does not hold."""
+
+    name: str
+    seconds: float
+
+
+def seconds_for_features(name: str, missing: int, views: int) -> float:
+    """Of so many images that are not in the cache yet, with a process for each core."""
+    if missing == 0:
+        return 0.0
+    return missing * (milliseconds(resolve(name), 0.3) * views + _DECODING_MS) / 1000 / cores()
+
+
+def affordable(
+    names: Sequence[str], missing: Callable[[str], int], views: int, minutes: float
+) -> tuple[list[Network], list[str]]:
+    """The networks whose features fit the time, and why others do not; `missing` counts images that a network has not
+    seen yet."""
+    chosen: list[Network] = []
+    late: list[Network] = []
+    spent = 0.0
+    for name in names:
+        network = Network(name, seconds_for_features(name, missing(name), views))
+        share = 1 / 3 if chosen else _FEATURES_SHARE
+        if spent + network.seconds <= share * minutes * 60:
+            chosen.append(network)
+            spent += network.seconds
+        else:
+            late.append(network)
+    if chosen or not late:
+        return chosen, []
+    first = min(late, key=lambda network: network.seconds)
+    wanted = first.seconds / 60 / _FEATURES_SHARE + 1
+    return [], [
+        f"Features of {first.name} would take about {first.seconds / 60:.1f} minutes here, too long beside all else in "
+        f"{minutes:g}: --minutes {wanted:.0f} tries them."
+    ]
+
+
+def missing_in(source: Path | ImageSet, names: Sequence[str] | None, data: DataSettings) -> Callable[[str], int]:
+    """For `affordable`: of a folder's files or of images in memory."""
+
+    def missing(name: str) -> int:
+        return min(n_missing(source, resolve(name), data.views, names), data.limit or 10**12)
+
+    return missing
+
+
+# ---- the choice ----
+
+
+def choose_encoder(settings: Settings, say: Say, progress: Progress | None = None) -> Decision:
+    """Decides how to learn, by what was given or by trying."""
+    started = time.monotonic()
+    how = asked(settings)
+    if how == "features":
+        data = settings.data
+        name = data.backbone if data.backbone is not None or is_feature_file(data.source) else best_network()
+        return Decision(resolved(settings, "features", backbone=name))
+    if how != "auto":
+        lines = []
+        given = by_hand(settings)
+        if settings.model.encoder == "auto" and given and networks() and _has_labels(settings.data):
+            lines.append(
+                f"note: {given[0]} speaks of learning from pixels, and so it is done; --encoder auto also tries "
+                "pretrained features."
+            )
+        return Decision(resolved(settings, how), lines=tuple(lines))
+    pixels = None if kind_of(settings.data.source) is Kind.PICTURES else sets_of(settings.data, settings.train.seed)
+    if pixels is not None and not _only_labels(pixels):
+        return Decision(resolved(settings, "scratch"))
+    names = networks()
+    if not names:
+        line = f"No pretrained network is installed ({INSTALL} brings one): learning from scratch, from pixels."
+        return Decision(resolved(settings, "scratch"), lines=(line,))
+    return _tried(settings, pixels, names, say, progress, started)
+
+
+def _has_labels(data: DataSettings) -> bool:
+    return data.use_labels and data.tags is None and data.captions is None and data.images_from is None
+
+
+def _only_labels(sets: Sets) -> bool:
+    return list(sets.train.columns) == [LABELS]
+
+
+def _tried(
+    settings: Settings, pixels: Sets | None, names: list[str], say: Say, progress: Progress | None, started: float
+) -> Decision:
+    data, seed, minutes = settings.data, settings.train.seed, minutes_of(settings)
+    if pixels is None:
+        folder = Path(data.source).expanduser()
+        missing = missing_in(folder, walk(folder).names, data)
+    else:
+        missing = missing_in(pixels.train, None, data)
+    chosen, lines = affordable(names, missing, data.views, minutes)
+    best: Judged | None = None
+    ways: list[Way] = []
+    for network in chosen:
+        found = dataclasses.replace(data, backbone=network.name)
+        read = sets_of(found, seed, progress) if pixels is None else _with_features(pixels, found, progress)
+        if not _only_labels(read):
+            return Decision(resolved(settings, "scratch"))
+        judged = judge(resolved(settings, "features", backbone=network.name), read)
+        if judged.said is None:
+            line = (
+                "Too few labels to compare ways of learning: two of a class are needed. Pretrained features are taken."
+            )
+            return Decision(judged.settings, judged, (), lines=(*lines, line))
+        named = [dataclasses.replace(way, name=_named(way, network.name), chosen=False) for way in judged.ways]
+        for way in named:
+            say(f"  {way.words()}")
+        ways += named
+        assert judged.said is not None
+        if best is None or best.said is None or judged.said.error < best.said.error:
+            best = judged
+    said: CrossValidated | None = None if best is None else best.said
+    scratch: tuple[Settings, CrossValidated] | None = None
+    for encoder, (name, changes) in FROM_PIXELS.items():
+        left = minutes - (time.monotonic() - started) / 60
+        tried = _from_pixels(resolved(settings, encoder, **changes), pixels, said, left, minutes, say, progress)
+        if tried is None:
+            continue
+        way = Way.of(name, tried[1])
+        say(f"  {way.words()}")
+        ways.append(way)
+        rival = scratch[1] if scratch is not None else said
+        if rival is None or tried[1].error < rival.at(tried[1].index).error:
+            scratch = tried
+    spent = (time.monotonic() - started) / 60
+    if scratch is not None:
+        name = FROM_PIXELS[scratch[0].model.encoder][0]
+        final = scratch[0].replace({"max_minutes": round(max(minutes - spent, minutes / 4), 3)})
+        calibration, error = calibrate(scratch[1])
+        fitted = FittedCalibration(calibration, 0, len(scratch[1].labels), error, "cross-validation")
+        marked = tuple(dataclasses.replace(way, chosen=way.name == name) for way in ways)
+        final = dataclasses.replace(final, chosen=final.chosen | {"max_minutes"})
+        return Decision(final, None, _with_reference(marked, data, pixels, best, seed), fitted, tuple(lines))
+    if best is None:
+        return Decision(resolved(settings, "scratch"), lines=tuple(lines))
+    taken = {way.name for way in best.ways if way.chosen}
+    network_name = best.settings.data.backbone or ""
+    marked = tuple(
+        dataclasses.replace(way, chosen=way.name in {_named_as(one, network_name) for one in taken}) for way in ways
+    )
+    return Decision(best.settings, best, _with_reference(marked, data, pixels, best, seed), None, tuple(lines))
+
+
+def _named(way: Way, network: str) -> str:
+    return _named_as(way.name, network)
+
+
+def _named_as(name: str, network: str) -> str:
+    return f"{name.removesuffix(' on the same features')} on {network}"
+
+
+def _with_features(sets: Sets, data: DataSettings, progress: Progress | None) -> Sets:
+    """Of images in memory, parted as they are."""
+
+    def of(images: ImageSet) -> ImageSet:
+        return with_features(images, None, data.backbone or "", data.views, progress)
+
+    return dataclasses.replace(sets, train=of(sets.train), valid=None if sets.valid is None else of(sets.valid))
+
+
+# ---- from pixels ----
+
+
+def _from_pixels(
+    settings: Settings,
+    pixels: Sets | None,
+    said: CrossValidated | None,
+    left: float,
+    minutes: float,
+    say: Say,
+    progress: Progress | None,
+) -> tuple[Settings, CrossValidated] | None:
+    """The settings with a size that fits the time, and what short trainings say of labels they had not seen; None where
+    there is no time."""
+    each = _PROBE_SHARE * minutes
+    if left < 3 * each:
+        return None
+    settings = fitted_to(settings, pixels, each)
+    if pixels is None or settings.data.size is not None:
+        pixels = sets_of(settings.data, settings.train.seed, progress)
+    column = pixels.train.columns[LABELS]
+    assert isinstance(column, LabelColumn)
+    folds = label_folds(column.values, seed=settings.train.seed)
+    if not folds:
+        return None
+    say(f"  (from pixels: up to {len(folds)} trainings of {60 * each:.0f} seconds)")
+    parts: list[CrossValidated] = []
+    for aside in folds:
+        parts.append(_fold(settings, pixels, column, aside, each))
+        found = in_order(parts)
+        if len(found.labels) >= _ENOUGH_JUDGED or left < 2 * each + each * (1 + len(parts)):
+            break
+        best = 1.0 if said is None else said.error
+        if found.error - 2 * (found.error * (1 - found.error) / len(found.labels)) ** 0.5 > best + _HOPELESS:
+            break
+    return settings, in_order(parts)
+
+
+def _fold(settings: Settings, sets: Sets, column: LabelColumn, aside: Tensor, minutes: float) -> CrossValidated:
+    """What a short training that has not seen these images says of them."""
+    from semisight.runs.train import train_in_memory
+
+    kept = torch.ones(len(sets.train), dtype=torch.bool)
+    kept[aside] = False
+    train = sets.train.subset(kept)
+    part = Sets(train, None)
+    quiet = {"max_minutes": minutes, "tensorboard": False, "checkpoint_minutes": None}
+    recipe = compose(suited(settings.replace(quiet), part), part)
+    run = train_in_memory(recipe)
+    held_out = sets.train.subset(aside)
+    found = [decide(run.labels.head, codes).value.cpu() for _, codes, _ in encode_set(run.model, held_out)]
+    return CrossValidated(aside, torch.cat(found), column.values[aside])
+
+
+# ---- a reference that needs no network ----
+
+
+def _with_reference(
+    ways: tuple[Way, ...], data: DataSettings, pixels: Sets | None, judged: Judged | None, seed: int
+) -> tuple[Way, ...]:
+    sets = judged.sets if judged is not None else pixels
+    if sets is None:
+        return ways
+    found = reference(data, sets.train if pixels is None else pixels.train, seed)
+    return ways if found is None else (*ways, found)
+
+
+def reference(data: DataSettings, train: ImageSet, seed: int) -> Way | None:
+    """Logistic regression on HOG or pixels of the labelled images; None where there are no pixels or too few labels."""
+    if is_feature_file(data.source) or train.labels is None:
+        return None
+    started, index = time.monotonic(), few_enough(train.labels, seed)
+    read = labelled_pixels(data, train, index)
+    if read is None:
+        return None
+    images, kept = read
+    labels = train.labels[index[kept]]
+    found = on_pixels(images, labels, len(train.class_names), seed)
+    return None if found is None else Way.of(*found, ours=False, seconds=time.monotonic() - started)
+
+
+def labelled_pixels(data: DataSettings, train: ImageSet, index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Images [n, C, h, w] in [0, 1] at these places, as small as HOG wants them, and which of the places they are."""
+    if kind_of(data.source) is Kind.PICTURES:
+        folder = Path(data.source).expanduser()
+        files = {printable(name): name for name in walk(folder).names}
+        found, places = [], []
+        for place, i in enumerate(index.tolist()):
+            try:
+                side = side_for(10**6)
+                found.append(torch.from_numpy(read_pixels(folder / files[train.names[i]], side, side, 1).copy()))
+                places.append(place)
+            except (KeyError, Unreadable, OSError):
+                continue
+        return (torch.stack(found).float() / 255, torch.tensor(places)) if found else None
+    images = train
+    if train.images.is_floating_point() and train.shape[1:] == (1, 1):  # features: the pixels are read again
+        from semisight.data import load
+
+        whole = load(data.source, size=data.size, channels=data.channels)
+        place_of = {name: i for i, name in enumerate(whole.names)}
+        if any(train.names[i] not in place_of for i in index.tolist()):
+            return None
+        images = whole.subset([place_of[train.names[i]] for i in index.tolist()])
+        index = torch.arange(len(index))
+    side = side_for(min(images.shape[1:]))
+    small = fit(images.images[index], side if max(images.shape[1:]) > side else None, None)
+    pixels = small.float() / 255 if small.dtype == torch.uint8 else small
+    return pixels, torch.arange(len(index))

