@@ -49,7 +49,7 @@ class Stream(Enum):
     TAGS_ASIDE = ("order", 39)
     TAGS_HIDDEN = ("order", 40)
     PHOTOS = ("order", 44)  # test images and labels of the table of photographs
-    REFERENCE = ("order", 45)  # labels that a reference is fitted to, where there are very many
+    REFERENCE = ("order", 61)  # labels that a reference is fitted to, where there are very many
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
     MAPPED = ("order", 45)  # images of the report's map

@@ -19,13 +19,17 @@ def inspect(
     size: int | None = None,
     channels: int | None = None,
     limit: int | None = None,
+    backbone: str | None = None,
+    encoder: str | None = None,
+    max_minutes: float | None = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="For people, or for programs.")] = "table",
     out: options.TextFile = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Look at images before learning from them: sizes, labels, tags, captions, what cannot be read, likely mistakes.
 
-    Also says which layers train would choose with these options and how long it would take here. Nothing is changed.
+    Also says what train would do with these options, how long it would take here, and what would be better with more
+    time or an extra. Nothing is changed.
 
     Example:
 
@@ -42,6 +46,7 @@ def inspect(
     given = {
         "source": data, "labels": labels, "class_per_folder": class_per_folder, "use_labels": use_labels, "tags": tags,
         "captions": captions, "split": split, "size": size, "channels": channels, "limit": limit,
+        "backbone": backbone, "encoder": encoder, "max_minutes": max_minutes,
     }  # fmt: skip
     with reading() as progress:
         found = look(resolve(given), progress)

@@ -19,6 +19,7 @@ from semisight.inference.encode import Codes
 from semisight.inference.labels import LabelAnswer
 from semisight.inference.tags import TagAnswer
 from semisight.metrics.classification import error_per_class
+from semisight.runs.encoder_choice import Planned
 from semisight.runs.evaluate import CaptionEvaluation, Evaluation, LabelEvaluation, TagEvaluation
 from semisight.runs.expected_time import Expected
 from semisight.runs.inspecting import Inspection
@@ -415,7 +416,8 @@ def _inspection_lines(found: Inspection) -> list[str]:
         ("unreadable", skipped_summary(found.skipped) or "none"),
         ("duplicates", _duplicates(found.duplicates)),
         ("layers", describe_architecture(found.architecture) if found.architecture else "none fit"),
-        ("training", _time(found.expected)),
+        ("from pixels", _time(found.expected)),
+        *_planned(found.plan),
     ]
     lines = columns([row for row in rows if row[1]])
     lines += [printable(f"note: {note}") for note in found.notes]
@@ -439,6 +441,20 @@ def _inspection_lines(found: Inspection) -> list[str]:
         named = f" ({_few(mistake.files)})" if mistake.files and mistake.kind != "two labels" else ""
         lines.append(printable(f"  - {mistake.message}{named}"))
     return lines
+
+
+def _planned(plan: Planned | None) -> list[tuple[str, str]]:
+    """What train will do, how long it takes, and what would be better."""
+    if plan is None:
+        return []
+    about = f"about {plan.minutes:.0f} minutes" if plan.minutes >= 1.5 else f"about {60 * plan.minutes:.0f} seconds"
+    named = ", ".join(network.name for network in plan.networks)
+    what = {
+        "auto": f"tries features of {named or 'no network'} and pixels and takes what cross-validation says: "
+        f"{about} if features are taken, else all of --minutes",
+        "features": f"learns on features of {named}: {about}",
+    }.get(plan.encoder, f"learns from pixels: {about}")
+    return [("train", what), *(("better", line) for line in plan.advice)]
 
 
 def _counts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -468,6 +484,7 @@ def _inspected(found: Inspection) -> dict[str, Any]:
             for m in found.mistakes
         ],
         "notes": list(found.notes),
+        "plan": None if found.plan is None else dataclasses.asdict(found.plan),
         "architecture": None
         if architecture is None
         else {**architecture.to_dict(), "code_size": architecture.code_size},

@@ -50,6 +50,8 @@ _PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels
 _ENOUGH_JUDGED = 150  # labels: with so many, a further fold says little more
 _HOPELESS = 0.1  # error above the best so far, beyond chance, from which the other folds are not tried
 _DECODING_MS = 5.0  # of one image
+# What judging takes: passes over the codes and over the labelled features, as measured; and products a second.
+_EM_PASSES, _LOGISTIC_PASSES, _JUDGING_SECONDS, _PRODUCTS_PER_SECOND = 500, 3000, 8.0, 6e9
 # Settings that mean something on features too; any other that is given speaks of learning from pixels.
 _COMMON = frozenset(
     (
@@ -180,6 +182,61 @@ def missing_in(source: Path | ImageSet, names: Sequence[str] | None, data: DataS
     return missing
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What train will do, before it does it.
+
+    encoder    auto, features or a way from pixels
+    minutes    that it will take here if pretrained features are taken (of a way from pixels: that)
+    networks   whose features will be tried
+    advice     what would be better with more time or with an extra
+    """
+
+    encoder: str
+    minutes: float
+    networks: tuple[Network, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+def planned(settings: Settings, images: ImageSet, training: float | None) -> Planned:
+    """For images with what they carry, whose pixels need not be there; `training` are the minutes of one from pixels."""
+    data, how, minutes = settings.data, asked(settings), minutes_of(settings)
+    whole = training if training is not None else minutes
+    if how == "auto" and LABELS not in images.columns:
+        how = "scratch"
+    found = networks()
+    if how == "auto" and not found:
+        return Planned("scratch", whole, advice=(f"{INSTALL} brings a pretrained network, to be tried beside pixels.",))
+    if how not in ("auto", "features"):
+        lines = []
+        if found and LABELS in images.columns and settings.model.encoder == "auto" and by_hand(settings):
+            lines.append(
+                f"without --{by_hand(settings)[0].replace('_', '-')}, pretrained features would be tried, too."
+            )
+        return Planned(how, whole, advice=tuple(lines))
+    if how == "features":
+        found = [data.backbone] if data.backbone is not None else found[:1]
+    folder = kind_of(data.source) is Kind.PICTURES
+    missing = missing_in(Path(data.source).expanduser() if folder else images, images.names if folder else None, data)
+    if how == "features":
+        chosen = [Network(name, seconds_for_features(name, missing(name), data.views)) for name in found]
+        return Planned(how, sum(n.seconds for n in chosen) / 60 + judging_minutes(images, data.views), tuple(chosen))
+    chosen, lines = affordable(found, missing, data.views, minutes)
+    on_features = sum(network.seconds for network in chosen) / 60 + len(chosen) * judging_minutes(images, data.views)
+    left = [name for name in found if name not in {network.name for network in chosen}]
+    if chosen and left:
+        lines.append(f"with more --minutes {' and '.join(left)} would be tried, too.")
+    return Planned("auto", min(minutes, on_features + _PROBE_SHARE * minutes), tuple(chosen), tuple(lines))
+
+
+def judging_minutes(images: ImageSet, views: int) -> float:
+    """Cross-validation on features, the run and its report."""
+    n_classes = len(images.class_names)
+    known = 0 if images.labels is None else int((images.labels >= 0).sum())
+    products = (_EM_PASSES * len(images) * views + _LOGISTIC_PASSES * known * 5) * 256 * n_classes
+    return (_JUDGING_SECONDS + products / _PRODUCTS_PER_SECOND) / 60
+
+
 # ---- the choice ----
 
 
@@ -261,6 +318,8 @@ def _tried(
         rival = scratch[1] if scratch is not None else said
         if rival is None or tried[1].error < rival.at(tried[1].index).error:
             scratch = tried
+    if SCRATCH not in {way.name for way in ways}:
+        lines.append("No time was left to try pixels: more --minutes would.")
     spent = (time.monotonic() - started) / 60
     if scratch is not None:
         name = FROM_PIXELS[scratch[0].model.encoder][0]

@@ -22,9 +22,11 @@ from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
+from semisight.runs.encoder_choice import Planned, planned
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
-from semisight.runs.images import BUILTIN, Progress, captioned, shape_on_disk, with_labels, with_tags
+from semisight.runs.images import BUILTIN, Progress, Sets, captioned, shape_on_disk, with_labels, with_tags
 from semisight.runs.settings import DataSettings, Settings
+from semisight.runs.time_plan import fitted_to, minutes_of, training_minutes
 
 CONSTANT = 2.0  # standard deviation of grey values, of 255, below which an image shows next to nothing
 LONG = 3.0  # width over height (or the reverse) from which cropping to a square loses most of an image
@@ -79,6 +81,7 @@ class Inspection:
     shape: tuple[int, int, int]
     architecture: Architecture | None
     expected: Expected | None
+    plan: Planned | None = None
 
     @property
     def n_labelled(self) -> int:
@@ -114,7 +117,7 @@ def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
     mistakes += _pictures(look) + _labels(images, duplicates)
     if images.labels is None and data.use_labels and data.labels is None:
         mistakes += _folders_as_classes(images)
-    architecture, expected = _plan(settings, images, look.shape, mistakes)
+    architecture, expected, plan, shape = _plan(settings, images, look.shape, mistakes)
     per_image = images.captions
     return Inspection(
         source=images.source or data.source,
@@ -131,9 +134,10 @@ def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
         duplicates=duplicates,
         mistakes=tuple(mistakes),
         notes=look.images.notes,
-        shape=look.shape,
+        shape=shape,
         architecture=architecture,
         expected=expected,
+        plan=plan,
     )
 
 
@@ -298,8 +302,9 @@ def _folders_as_classes(images: ImageSet) -> list[Mistake]:
 
 def _plan(
     settings: Settings, images: ImageSet, shape: tuple[int, int, int], mistakes: list[Mistake]
-) -> tuple[Architecture | None, Expected | None]:
-    """The layers and the time of a training with these settings; why there would be none is a finding."""
+) -> tuple[Architecture | None, Expected | None, Planned | None, tuple[int, int, int]]:
+    """The layers and the time of a training with these settings, all that train would try, and the shape of images from
+    pixels; why there would be none is a finding."""
     data = settings.data
     try:
         if data.captions is None:
@@ -307,12 +312,26 @@ def _plan(
         elif data.captions != BUILTIN and CAPTIONS in images.columns:
             images = captioned(images, read_captions(Path(data.captions).expanduser()), data, settings.train.seed)
         images = images if data.tags is not None else images.without_column(TAGS)
-        recipe = recipe_without_pixels(settings, images, shape)
+        whole = Sets(images, None)
+        minutes = training_minutes(settings, len(images))
+        fitted = settings if minutes is None else fitted_to(settings, whole, minutes, shape)
+        if fitted.data.size is not None:
+            shape = (shape[0], fitted.data.size, fitted.data.size)
+        recipe = recipe_without_pixels(fitted, images, shape)
+        expected = expected_time(recipe)
+        plan = planned(settings, images, _minutes(expected, minutes, settings))
     except UserError as error:
         if str(error) not in (mistake.message for mistake in mistakes):
             mistakes.append(Mistake("training", str(error)))
-        return None, None
-    return recipe.objective.model.architecture, expected_time(recipe)
+        return None, None, None, shape
+    return recipe.objective.model.architecture, expected, plan, shape
+
+
+def _minutes(expected: Expected | None, limit: float | None, settings: Settings) -> float | None:
+    """Of a training from pixels with its report: as long as its steps take, or until the time is over."""
+    if expected is None:
+        return None if limit is None else minutes_of(settings)
+    return expected.minutes if limit is None or expected.minutes < limit else minutes_of(settings)
 
 
 def _tags(images: ImageSet) -> tuple[Tag, ...] | None:

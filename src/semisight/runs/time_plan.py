@@ -48,14 +48,19 @@ def training_minutes(settings: Settings, n_images: int, spent: float = 0.0) -> f
     return round(max(whole - spent - after, whole / 4), 3)
 
 
-def fitted_to(settings: Settings, pixels: Sets | None, minutes: float) -> Settings:
-    """With a size of the images and batches that fit so many minutes of training, where nobody chose them."""
+def fitted_to(
+    settings: Settings, pixels: Sets | None, minutes: float, shape: tuple[int, int, int] | None = None
+) -> Settings:
+    """With a size of the images and batches that fit so many minutes of training, where nobody chose them.
+
+    `pixels` are the images if they were read already; `shape` is theirs if they have no pixels.
+    """
     if not timed(settings):
         return settings
     found = _known(settings, pixels)
     if found is None:
         return settings
-    images, (channels, height, width) = found
+    images, (channels, height, width) = found if shape is None else (found[0], shape)
     small = min(height, width)
     sizes: list[int | None] = [None]
     if "size" not in settings.chosen and max(height, width) > SIZES[-1]:
@@ -71,7 +76,7 @@ def fitted_to(settings: Settings, pixels: Sets | None, minutes: float) -> Settin
         batch = recipe.config.batch_size
         most = int(batch * minutes * 60 / (expected.seconds_per_step * LEAST_STEPS))
         if most < batch and "batch_size" not in settings.chosen:
-            changes["batch_size"] = max(LEAST_BATCH, most)
+            changes["batch_size"] = min(batch, max(LEAST_BATCH, most))
         if most >= LEAST_BATCH:
             break
     return dataclasses.replace(settings.replace(changes), chosen=settings.chosen | set(changes))
