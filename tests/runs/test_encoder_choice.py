@@ -157,6 +157,7 @@ def test_networks_that_do_not_fit_the_time_are_left_out(monkeypatch: pytest.Monk
         return [network.name for network in affordable("abc", lambda name: n, 2, 10.0)[0]]  # 600 s
 
     assert fit(100) == ["a", "b", "c"]
+    assert fit(800) == ["a", "c"]
     assert fit(2900) == ["a"]  # the others would take the time that trying pixels needs
     assert fit(6000) == ["b"]
     chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0)

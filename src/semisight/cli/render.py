@@ -451,7 +451,7 @@ def _planned(plan: Planned | None) -> list[tuple[str, str]]:
     named = ", ".join(network.name for network in plan.networks)
     what = {
         "auto": f"tries features of {named or 'no network'} and pixels and takes what cross-validation says: "
-        f"{about} if features are taken, else all of --minutes",
+        f"{about} if features are taken, else up to all of --minutes",
         "features": f"learns on features of {named}: {about}",
     }.get(plan.encoder, f"learns from pixels: {about}")
     return [("train", what), *(("better", line) for line in plan.advice)]

@@ -45,7 +45,8 @@ INSTALL = "pip install 'semisight[photos]'"
 SCRATCH = "our model from scratch"
 # Ways to learn from pixels, by the value of --encoder: the name in the table, and what they change in the settings.
 FROM_PIXELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"scratch": (SCRATCH, {})}
-_FEATURES_SHARE = 0.5  # of the minutes, at most, for the features of the first network; all together a third
+_FEATURES_SHARE = 0.5  # of the minutes, at most, for the features of the first network
+_FURTHER_SHARE = 0.15  # in which further networks must fit together with it: they seldom change the answer
 _PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels
 _ENOUGH_JUDGED = 150  # labels: with so many, a further fold says little more
 _HOPELESS = 0.1  # error above the best so far, beyond chance, from which the other folds are not tried
@@ -157,7 +158,7 @@ def affordable(
     spent = 0.0
     for name in names:
         network = Network(name, seconds_for_features(name, missing(name), views))
-        share = 1 / 3 if chosen else _FEATURES_SHARE
+        share = _FURTHER_SHARE if chosen else _FEATURES_SHARE
         if spent + network.seconds <= share * minutes * 60:
             chosen.append(network)
             spent += network.seconds
@@ -199,7 +200,7 @@ class Planned:
 
 
 def planned(settings: Settings, images: ImageSet, training: float | None) -> Planned:
-    """For images with what they carry, whose pixels need not be there; `training` are the minutes of one from pixels."""
+    """For images with what they carry, those of a folder without pixels; `training`: minutes of one from pixels."""
     data, how, minutes = settings.data, asked(settings), minutes_of(settings)
     whole = training if training is not None else minutes
     if how == "auto" and LABELS not in images.columns:
