@@ -437,13 +437,6 @@ def with_tags(images: ImageSet, data: DataSettings, tag_names: Sequence[str] | N
     return images.with_column(table.column).noted(*table.warnings)
 
 
-def captions_of(images: ImageSet, data: DataSettings, seed: int) -> ImageSet:
-    """With the captions of the file that was given, if one was."""
-    if data.captions in (None, BUILTIN):
-        return images
-    return captioned(images, read_captions(Path(str(data.captions)).expanduser()), data, seed)
-
-
 def captioned(images: ImageSet, table: CaptionTable, data: DataSettings, seed: int) -> ImageSet:
     """Images with their captions, without those of other splits; what was odd is in the notes."""
     captions, matched = table.match([printable(name) for name in images.names], f"the images of {data.source}")

@@ -16,7 +16,7 @@ from semisight.data.formats.folders import folder_labels, walk
 from semisight.data.image_set import ImageSet
 from semisight.data.sources import Kind, kind_of
 from semisight.runs.expected_time import expected_time, recipe_without_pixels
-from semisight.runs.images import Sets, captions_of, shape_as_is, with_labels, with_tags
+from semisight.runs.images import Sets, shape_as_is, with_labels, with_tags
 from semisight.runs.settings import Settings
 from semisight.training.devices import choose_device
 
@@ -55,7 +55,7 @@ def fitted_to(
 
     `pixels` are the images if they were read already; `shape` is theirs if they have no pixels.
     """
-    if not timed(settings):
+    if not timed(settings) or settings.data.captions is not None:  # captions have a size and batches of their own
         return settings
     found = _known(settings, pixels)
     if found is None:
@@ -98,5 +98,5 @@ def _known(settings: Settings, pixels: Sets | None) -> tuple[ImageSet, tuple[int
     images = ImageSet(torch.empty(len(names), 1, 0, 0, dtype=torch.uint8), names, source=str(folder))
     if data.class_per_folder:
         images = images.with_labels(*folder_labels(names, folder))
-    images = captions_of(with_tags(with_labels(images, data), data), data, settings.train.seed)
+    images = with_tags(with_labels(images, data), data)
     return dataclasses.replace(images, notes=()), shape
