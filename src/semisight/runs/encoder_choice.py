@@ -324,7 +324,7 @@ def _tried(
     spent = (time.monotonic() - started) / 60
     if scratch is not None:
         name = FROM_PIXELS[scratch[0].model.encoder][0]
-        final = scratch[0].replace({"max_minutes": round(max(minutes - spent, minutes / 4), 3)})
+        final = scratch[0].replace({"max_minutes": float(f"{max(minutes - spent, minutes / 4):.3g}")})
         calibration, error = calibrate(scratch[1])
         fitted = FittedCalibration(calibration, 0, len(scratch[1].labels), error, "cross-validation")
         marked = tuple(dataclasses.replace(way, chosen=way.name == name) for way in ways)

@@ -45,7 +45,7 @@ def training_minutes(settings: Settings, n_images: int, spent: float = 0.0) -> f
         return settings.train.max_minutes
     whole = minutes_of(settings)
     after = (_FOR_REPORT + _FOR_EACH * min(n_images, _MOST_MEASURED)) / 60
-    return round(max(whole - spent - after, whole / 4), 3)
+    return float(f"{max(whole - spent - after, whole / 4):.3g}")
 
 
 def fitted_to(
