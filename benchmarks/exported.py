@@ -14,7 +14,7 @@ from semisight.inference.export import export_onnx
 def measure_export(side: int) -> Iterator[Figure]:
     """For grey images of side x side and ten classes; 28 is MNIST's preset."""
     images = torch.rand(20, side, side, generator=torch.Generator().manual_seed(0))
-    run = SemiSight(max_steps=1, batch_size=8, pull=False).fit(images, list(range(10)) * 2).run_
+    run = SemiSight(max_steps=1, batch_size=8, consistency=False).fit(images, list(range(10)) * 2).run_
     with tempfile.TemporaryDirectory() as folder:
         done = export_onnx(run.model, list(run.readers.values()), Path(folder, "model.onnx"))
     yield Figure(

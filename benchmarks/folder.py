@@ -69,13 +69,13 @@ def measure_folder(n: int, part: int) -> Iterator[Figure]:
             done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
             peaks[folder.name] = json.loads(done.stdout.splitlines()[-1])
         more = (peaks["large"]["own"] - peaks["small"]["own"]) / MB
-        details = {
+        compared = {
             "images": n,
             "and": part,
             "own_mb": {name: peak["own"] / MB for name, peak in peaks.items()},
             "resident_mb": {name: peak["resident"] / MB for name, peak in peaks.items()},
         }
-        yield Figure("memory of learning from many images above few", more, "MB", Goal("<=", 200), details)
+        yield Figure("memory of learning from many images above few", more, "MB", Goal("<=", 200), compared)
 
 
 def peaks_of_training(folder: str) -> dict[str, int]:

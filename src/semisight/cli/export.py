@@ -1,7 +1,7 @@
 """`semisight export`: the model itself, for other programs."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 
@@ -51,7 +51,7 @@ def export(
     loaded = open_run(run, checkpoint, out=out if folder is None else folder / "config.pbtxt", overwrite=overwrite)
 
     def write(file: Path) -> Exported:
-        return export_onnx(loaded.model, cast(Any, list(loaded.readers.values())), file, loaded.step, max_words)
+        return export_onnx(loaded.model, list(loaded.readers.values()), file, loaded.step, max_words)
 
     if folder is not None:
         done = dataclasses.replace(write_repository(folder, max_batch, write), file=folder / "1" / "model.onnx")

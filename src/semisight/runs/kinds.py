@@ -2,7 +2,7 @@
 
 A kind ties together a column of the images (data/columns.py), a target (objectives/), a head (model/heads/), a reader
 (inference/) and its settings, and is all that training, loading, predicting, describing and calibrating a run know of
-them. Another kind is one new file like labels.py and a line in KINDS.
+them. Another kind is one new file like labels.py and a line in `kinds`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from semisight.inference.encode import Codes
+from semisight.inference.export import Answering
 from semisight.model.image_model import ImageModel
 from semisight.objectives.targets import Target
 from semisight.runs.images import Sets
@@ -21,14 +22,11 @@ from semisight.training.folder import RunFolder
 Terms = Callable[[ImageModel, nn.Module], Mapping[str, float]]  # of held-out values, from the model and its head
 
 
-class Reader(Protocol):
+class Reader(Answering, Protocol):
     """What a head says of codes, in words that people gave it."""
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def head(self) -> Any: ...
 
     @property
     def n_learned(self) -> int:
