@@ -19,7 +19,7 @@ from tests.cli.photos import write_photos
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
-SHORT = {"train": ("--epochs", "1"), "demo": ("--minutes", "0.01")}
+SHORT = {"train": ("--steps", "2"), "demo": ("--minutes", "0.01")}
 PROCESSES = "many-machines.md"  # processes start others from the command line that they were started with
 SERVED = "serving.md"  # a server does not end: tests/app/serve
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_of_the_guide_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for arguments in commands(page):
-        short = ("--epochs", "2") if "--resume" in arguments else SHORT.get(arguments[0], ())
+        short = ("--steps", "3") if "--resume" in arguments else SHORT.get(arguments[0], ())
         run = shell if page.name == PROCESSES else ok
         run(*arguments, *short)
 

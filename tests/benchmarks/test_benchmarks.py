@@ -1,7 +1,6 @@
 """The benchmarks run, their arithmetic is right, and what they count on paper is what the model does."""
 
 import json
-import statistics
 from pathlib import Path
 
 import pytest
@@ -97,9 +96,12 @@ def test_both_sides_of_a_comparison_do_the_same_work() -> None:
 
 def test_memory_on_paper_is_near_the_measured() -> None:
     architecture = Architecture((3, 32, 32), (Layer(32, 5, 2, "same"), Layer(16, 5)))
-    # one measurement varies by a tenth, and now and then by half
-    measured = statistics.median(measure_in_new_process(architecture, batch=64) for _ in range(3))
-    assert 0.7 < step_bytes(architecture, 64) / measured < 1.2
+    near = 0
+    for _ in range(3):  # two of three: one measurement varies by a tenth, and now and then by half
+        near += 0.7 < step_bytes(architecture, 64) / measure_in_new_process(architecture, batch=64) < 1.2
+        if near == 2:
+            break
+    assert near == 2
 
 
 def test_what_does_not_fit_is_worked_out_on_paper() -> None:

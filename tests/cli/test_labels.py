@@ -60,8 +60,8 @@ def few(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with 5 labels of each class and 75 unlabelled images."""
     folder = tmp_path_factory.mktemp("few")
     (folder / "labels.csv").write_text(table(photos, 5))
-    ok("train", photos, "--labels", folder / "labels.csv", "--out", folder / "run", "--epochs", "60",
-       "--learning-rate", "0.005", *QUICK)  # fmt: skip
+    ok("train", photos, "--labels", folder / "labels.csv", "--out", folder / "run", "--epochs", "25",
+       "--learning-rate", "0.01", *QUICK)  # fmt: skip
     return folder / "run"
 
 
@@ -69,7 +69,7 @@ def few(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every image has a label."""
     run = tmp_path_factory.mktemp("many") / "run"
-    ok("train", photos, "--class-per-folder", "--out", run, "--epochs", "40", "--learning-rate", "0.005", *QUICK)
+    ok("train", photos, "--class-per-folder", "--out", run, "--epochs", "14", "--learning-rate", "0.01", *QUICK)
     return run
 
 
@@ -191,16 +191,18 @@ def test_several_processes_are_refused(photos: Path, tmp_path: Path, monkeypatch
 
 def test_resumed_it_equals_an_uninterrupted_run(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(table(photos, 4))
+    (tmp_path / "often.yaml").write_text("validate_every: 2\n")
     first = [photos, "--labels", tmp_path / "labels.csv", "--schedule", "constant", *QUICK]
-    ok("train", *first, "--out", tmp_path / "twice", "--epochs", "20")
-    ok("train", "--out", tmp_path / "twice", "--resume", "--epochs", "24", "--no-report")
-    ok("train", *first, "--out", tmp_path / "once", "--epochs", "24")
+    first += ["--config", tmp_path / "often.yaml"]
+    ok("train", *first, "--out", tmp_path / "twice", "--epochs", "3")
+    ok("train", "--out", tmp_path / "twice", "--resume", "--epochs", "5", "--no-report")
+    ok("train", *first, "--out", tmp_path / "once", "--epochs", "5")
     once, twice = (read_checkpoint(RunFolder(tmp_path / name).newest) for name in ("once", "twice"))
     for part in ("model", "head.labels", "training"):
         assert once.part(part) and once.part(part).keys() == twice.part(part).keys()
         assert all(torch.equal(once.part(part)[name], twice.part(part)[name]) for name in once.part(part))
     (tmp_path / "labels.csv").write_text(table(photos, 5))
-    assert "data.train" in refused("train", "--out", tmp_path / "twice", "--resume", "--epochs", "25")
+    assert "data.train" in refused("train", "--out", tmp_path / "twice", "--resume", "--epochs", "6")
 
 
 # --- predict

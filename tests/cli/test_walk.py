@@ -25,7 +25,7 @@ def test_from_a_folder_of_photos_to_answers(tmp_path: Path) -> None:
     broken = {entry["file"] for entry in found["unreadable"]}
     assert broken == {"holiday/broken-empty.jpg", "home/broken-half.jpg", "home/broken-noise.jpg", "notes.txt"}
 
-    size = ("--size", "16", "--epochs", "40", "--batch-size", "48")
+    size = ("--size", "16", "--epochs", "16", "--batch-size", "48", "--learning-rate", "0.01")
     said = ok("train", photos, "--labels", table, *size, "--out", run)
     assert "90 colour images of 16 x 16 pixels" in said and "4 files skipped" in said
     assert "labels: 9 images of 3 classes" in said and f"Next: semisight predict {run}" in said

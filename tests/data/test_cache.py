@@ -52,7 +52,7 @@ class Counted:
 def read(folder: Path, place: Path, names: list[str] | None = None) -> tuple[ImageSet, int]:
     """The set, and how many images were decoded for it."""
     progress = Counted()
-    found = cached_folder(folder, size=SIZE, names=names, cache=place, workers=1, progress=progress)
+    found = cached_folder(folder, size=SIZE, names=names, cache=place, workers=0, progress=progress)
     return found, len(progress.calls)
 
 
@@ -60,11 +60,12 @@ def files(place: Path, pattern: str) -> list[Path]:
     return sorted(place.glob(pattern))
 
 
-def test_the_cache_holds_what_reading_the_folder_gives(folder: Path, place: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_cache_holds_what_reading_the_folder_gives(folder: Path, place: Path, workers: int) -> None:
     (folder / "notes.txt").write_text("not an image")
     (folder / "a" / "broken.png").write_bytes((folder / "a" / "0.png").read_bytes()[:60])
     progress = Counted()
-    made = cached_folder(folder, size=SIZE, cache=place, workers=2, progress=progress)
+    made = cached_folder(folder, size=SIZE, cache=place, workers=workers, progress=progress)
     assert sorted(progress.calls) == [(i + 1, 8) for i in range(8)]
     plain = read_folder(folder, size=SIZE)
     assert made.names == plain.names
@@ -75,7 +76,7 @@ def test_the_cache_holds_what_reading_the_folder_gives(folder: Path, place: Path
     again, decoded = read(folder, place)
     assert decoded == 0
     assert again.names == made.names and again.skipped == made.skipped and torch.equal(again.images, made.images)
-    grey = cached_folder(folder, size=SIZE, channels=1, cache=place, workers=1)  # another cache beside it
+    grey = cached_folder(folder, size=SIZE, channels=1, cache=place)  # another cache beside it
     assert grey.shape == (1, SIZE, SIZE) and read(folder, place)[1] == 0
 
 
@@ -223,7 +224,7 @@ def test_the_default_place_and_one_that_cannot_be_written(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    cached_folder(folder, size=SIZE, workers=1)
+    cached_folder(folder, size=SIZE)
     assert len(files(tmp_path / "home" / "semisight", "images-8-*.npy")) == 1
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to the folder of the image cache"):

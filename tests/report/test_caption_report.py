@@ -24,8 +24,8 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Captions of 60 of 120 scenes; the others' are hidden and measured on."""
     run = tmp_path_factory.mktemp("trial") / "run"
     ok("train", "builtin:scenes?n=120&size=12", "--captions", "builtin", "--captioned-images", "60", "--no-labels",
-       "--valid-fraction", "0.3", "--epochs", "4", "--batch-size", "16", "--hidden-size", "16", "--learning-rate",
-       "0.005", "--threads", "1", "--out", run)  # fmt: skip
+       "--valid-fraction", "0.3", "--epochs", "2", "--batch-size", "16", "--hidden-size", "16", "--learning-rate",
+       "0.01", "--threads", "1", "--out", run)  # fmt: skip
     return run
 
 

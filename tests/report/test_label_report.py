@@ -38,7 +38,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """4 labels of each digit, 320 images; the others' labels are hidden and measured on."""
     run = tmp_path_factory.mktemp("trial") / "run"
     ok("train", "builtin:digits", "--limit", "400", "--labels-per-class", "4", "--valid-fraction", "0.2",
-       "--epochs", "20", "--batch-size", "80", "--learning-rate", "0.005", "--threads", "1", "--out", run)  # fmt: skip
+       "--epochs", "8", "--batch-size", "80", "--learning-rate", "0.01", "--threads", "1", "--out", run)  # fmt: skip
     return run
 
 

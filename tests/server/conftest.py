@@ -23,6 +23,7 @@ from semisight.server.access import Access
 from semisight.server.limits import Limits
 from semisight.server.service import Options, Service
 from semisight.server.web import create_app
+from tests.server.server import Served, served
 
 HERE = "http://localhost"
 
@@ -44,8 +45,16 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scenes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Captions of generated scenes; nobody expects good ones."""
     run = tmp_path_factory.mktemp("serve") / "scenes"
-    learn(run, source="builtin:scenes?n=60&size=16", captions="builtin", use_labels=False, epochs=1, batch_size=16)
+    learn(run, source="builtin:scenes?n=60&size=16", captions="builtin", use_labels=False, max_steps=6, batch_size=16)
     return run
+
+
+@pytest.fixture(scope="session")
+def digits_server(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """`semisight serve` as a process of its own; tests that leave it running share it."""
+    with served(digits_run, tmp_path_factory.mktemp("server") / "labels.csv") as server:
+        server.wait_until_read()
+        yield server
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from semisight.server.access import SESSION_SECONDS
 from semisight.server.limits import Limits
 from semisight.server.pages import PAGES
 from tests.server.conftest import png
-from tests.server.server import served
+from tests.server.server import Served
 
 SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide" / "serving.md").read_text(encoding="utf-8")
@@ -60,14 +60,12 @@ def test_numbers_are_those_of_the_server() -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_every_call_of_the_api_is_answered(own_digits: Path, tmp_path: Path) -> None:
+def test_every_call_of_the_api_is_answered(digits_server: Served, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(png(kind="JPEG"))
     commands = re.findall(r"^    (curl http://127.0.0.1:8765.*)$", GUIDE, re.M)
-    with served(own_digits, tmp_path / "labels.csv") as server:
-        server.wait_until_read()
-        name = server.get("/api/suggestions?n=1")["images"][0]["file"]
-        for command in commands:
-            words = shlex.split(command.replace(":8765", f":{server.port}").replace("a.jpg", name))
-            done = subprocess.run([*words, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60)
-            assert done.returncode == 0, (command, done.stdout, done.stderr)
-    assert len(commands) == 4 and "cat" in (tmp_path / "labels.csv").read_text()
+    name = digits_server.get("/api/suggestions?n=1")["images"][0]["file"]
+    for command in commands:
+        words = shlex.split(command.replace(":8765", f":{digits_server.port}").replace("a.jpg", name))
+        done = subprocess.run([*words, "--silent", "--fail"], cwd=tmp_path, capture_output=True, timeout=60)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    assert len(commands) == 4 and "cat" in digits_server.table.read_text()

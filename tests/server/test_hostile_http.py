@@ -16,7 +16,7 @@ import pytest
 
 from tests.server import conftest
 from tests.server.conftest import bomb
-from tests.server.server import Served, served
+from tests.server.server import Served
 
 COUNT = 2000
 CONNECTIONS = 4
@@ -216,45 +216,43 @@ def peak_megabytes(server: Served) -> float:
 
 
 @pytest.mark.timeout(300)  # a few seconds; a busy machine takes longer
-def test_thousands_of_hostile_uploads_get_a_4xx(digits_run: Path, tmp_path: Path) -> None:
-    requests = list(hostile(COUNT))
+def test_thousands_of_hostile_uploads_get_a_4xx(digits_server: Served) -> None:
+    requests, server = list(hostile(COUNT)), digits_server
     assert len({kind for kind, _ in requests}) == len(MAKERS)
     found: list[tuple[str, int, bytes, bytes]] = []
-    with served(digits_run, tmp_path / "labels.csv") as server:
-        server.wait_until_read()
-        before = peak_megabytes(server)
-        connections = [Connection(server.port) for _ in range(CONNECTIONS)]
+    before = peak_megabytes(server)
+    connections = [Connection(server.port) for _ in range(CONNECTIONS)]
 
-        def send(mine: list[Request], connection: Connection) -> None:
-            for kind, content in mine:
-                try:
-                    found.append((kind, *connection.ask(content), content))
-                except (OSError, IndexError, ValueError) as error:
-                    found.append((kind, 0, repr(error).encode(), content))
-                    connection.close()
+    def send(mine: list[Request], connection: Connection) -> None:
+        for kind, content in mine:
+            try:
+                found.append((kind, *connection.ask(content), content))
+            except (OSError, IndexError, ValueError) as error:
+                found.append((kind, 0, repr(error).encode(), content))
+                connection.close()
 
-        threads = [
-            threading.Thread(target=send, args=(requests[number::CONNECTIONS], connection))
-            for number, connection in enumerate(connections)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        wrong = [
-            (kind, status, body[:200], sent[:300]) for kind, status, body, sent in found if not 400 <= status < 500
-        ]
-        assert not wrong, (len(wrong), wrong[:5])
-        assert len(found) == COUNT
-        statuses = Counter(status for _, status, _, _ in found)
-        assert statuses.keys() >= {400, 403, 404, 405, 413, 415, 422}, statuses
-        told = [json.loads(body)["detail"] for kind, status, body, _ in found if kind != "no_http" and status != 405]
-        assert all(told)
-        assert sum(connection.opened for connection in connections) < COUNT / 4
-        without_end(server.port)
-        half_sent(server.port)
-        for number in range(3):
-            status, body = connections[number].ask(request(png(number), RAW))
-            assert status == 200 and json.loads(body)["images"][0]["labels"]
-        assert server.get("/api/status")["waiting"] == 0
-        assert peak_megabytes(server) - before < 300
+    threads = [
+        threading.Thread(target=send, args=(requests[number::CONNECTIONS], connection))
+        for number, connection in enumerate(connections)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wrong = [
+        (kind, status, body[:200], sent[:300]) for kind, status, body, sent in found if not 400 <= status < 500
+    ]
+    assert not wrong, (len(wrong), wrong[:5])
+    assert len(found) == COUNT
+    statuses = Counter(status for _, status, _, _ in found)
+    assert statuses.keys() >= {400, 403, 404, 405, 413, 415, 422}, statuses
+    told = [json.loads(body)["detail"] for kind, status, body, _ in found if kind != "no_http" and status != 405]
+    assert all(told)
+    assert sum(connection.opened for connection in connections) < COUNT / 4
+    without_end(server.port)
+    half_sent(server.port)
+    for number in range(3):
+        status, body = connections[number].ask(request(png(number), RAW))
+        assert status == 200 and json.loads(body)["images"][0]["labels"]
+    assert server.get("/api/status")["waiting"] == 0
+    assert peak_megabytes(server) - before < 300

@@ -84,7 +84,7 @@ def test_captions_alone_and_then_labels_beside_them(scenes_run: Path, tmp_path: 
         # and now labels
         for label in ("near", "far"):
             say_of(client, 4, label=label)
-        third = retrained(client, minutes=0.03)  # the settings of a run with labels are not those of one without
+        third = retrained(client, minutes=0.01)  # the settings of a run with labels are not those of one without
         found = load_run(third)
         assert found.has("captions") and found.labels.class_names == ("far", "near")
         assert WORD in (third / "vocabulary.json").read_text()  # what was said before is not forgotten
@@ -96,7 +96,7 @@ def test_captions_alone_and_then_labels_beside_them(scenes_run: Path, tmp_path: 
 def test_labels_and_captions_of_a_folder(scenes: Path, tmp_path: Path) -> None:
     run, table = tmp_path / "run", Path(shutil.copy(scenes / "labels.csv", tmp_path / "labels.csv"))
     ok("train", scenes / "photos", "--labels", table, "--captions", scenes / "captions.csv", "--size", "16",
-       "--epochs", "1", "--batch-size", "16", "--no-report", "--out", run)  # fmt: skip
+       "--steps", "4", "--batch-size", "16", "--no-report", "--out", run)  # fmt: skip
     before = (scenes / "captions.csv").read_bytes()
     with client_of(run) as client:
         wait_until_read(client)

@@ -19,7 +19,7 @@ from semisight.server.running import open_socket
 from semisight.server.service import Options, Service
 from semisight.server.web import create_app
 from tests.server.conftest import png
-from tests.server.server import served
+from tests.server.server import Served
 
 TOKEN = "correct-horse-battery"
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -129,32 +129,31 @@ def test_a_body_of_unknown_length_is_counted(running: Running) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_memory_comes_back(digits_run: Path, tmp_path: Path) -> None:
+def test_memory_comes_back(digits_server: Served) -> None:
     """Bodies that are announced, half sent and withheld, before a token and after it."""
 
     def megabytes(process: int) -> float:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("VmRSS"))
 
-    with served(digits_run, tmp_path / "labels.csv") as server:
-        server.wait_until_read()
-        server.post("/api/labels", {"file": server.get("/api/suggestions?n=1")["images"][0]["file"], "label": "x"})
-        before = megabytes(server.process)
-        for path in ("/api/session", "/api/predict"):
-            with contextlib.ExitStack() as stack:
-                for _ in range(15):
-                    sending = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
-                    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 19000000\r\n"
-                    sending.sendall(f"{head}Content-Type: image/png\r\n\r\n".encode())
-                    with contextlib.suppress(OSError):
-                        sending.sendall(bytes(18_000_000))
-                assert server.get("/healthz")["ready"]
-                assert megabytes(server.process) - before < 700
-        end = time.monotonic() + 60
-        while megabytes(server.process) - before > 100:
-            assert time.monotonic() < end, (before, megabytes(server.process))
-            time.sleep(1)
-        assert server.get("/api/status")["waiting"] == 0
+    server = digits_server
+    server.post("/api/labels", {"file": server.get("/api/suggestions?n=1")["images"][0]["file"], "label": "x"})
+    before = megabytes(server.process)
+    for path in ("/api/session", "/api/predict"):
+        with contextlib.ExitStack() as stack:
+            for _ in range(15):
+                sending = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+                head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 19000000\r\n"
+                sending.sendall(f"{head}Content-Type: image/png\r\n\r\n".encode())
+                with contextlib.suppress(OSError):
+                    sending.sendall(bytes(18_000_000))
+            assert server.get("/healthz")["ready"]
+            assert megabytes(server.process) - before < 700
+    end = time.monotonic() + 60
+    while megabytes(server.process) - before > 100:
+        assert time.monotonic() < end, (before, megabytes(server.process))
+        time.sleep(1)
+    assert server.get("/api/status")["waiting"] == 0
 
 
 def test_a_large_picture_holds_up_no_small_one(running: Running) -> None:

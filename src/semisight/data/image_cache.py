@@ -29,12 +29,13 @@ import torch
 from semisight.data.formats.folders import Progress, printable, walk
 from semisight.data.formats.pictures import MAX_PIXELS
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
-from semisight.data.workers import cores, share_out
+from semisight.data.workers import cores, decode_all, share_out
 from semisight.errors import UserError
 from semisight.files import atomic_path, write_atomic
 
 FORMAT = "semisight image cache 1"
 _READ = 1 << 23  # bytes at a time for checksums
+_FEW = 100  # files that are decoded sooner than a further process starts
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def cached_folder(
     channels  1 (grey) or 3 (colour)
     names     only these files, as paths below the folder, in this order
     cache     the folder of the cache; by default semisight's in the user's folder for caches (XDG_CACHE_HOME)
-    workers   processes that decode; by default one per core, at most 8
+    workers   processes that decode; by default one per core, at most 8. 0, the default for few: all in this process
     progress  called with (done, in all) while images are decoded; not at all if the cache is good
     """
     folder = Path(folder).expanduser()
@@ -80,7 +81,9 @@ def cached_folder(
         found = _open(place, stem, wanted)  # another process may have made it meanwhile
         if isinstance(found, ImageSet):
             return found
-        _build(place, stem, wanted, workers or min(8, cores()), max_pixels, progress)
+        if workers is None:
+            workers = min(8, cores()) if len(wanted.names) > _FEW else 0
+        _build(place, stem, wanted, workers, max_pixels, progress)
         made = _open(place, stem, wanted)
     if isinstance(made, str):
         raise UserError(f"the image cache in {place} could not be used right after it was written: {made}")
@@ -217,7 +220,7 @@ def _reserve(file: Path, shape: tuple[int, ...]) -> None:
 
 
 def _decode(file: Path, wanted: _Wanted, workers: int, max_pixels: int, progress: Progress | None) -> dict[int, str]:
-    """Every image to its row of the file, by several processes; for the rows that stay empty, why."""
+    """Every image to its row of the file; for the rows that stay empty, why."""
     images = list(enumerate(wanted.names))
     reasons: dict[int, str] = {}
     done = 0
@@ -231,7 +234,10 @@ def _decode(file: Path, wanted: _Wanted, workers: int, max_pixels: int, progress
         if progress is not None:
             progress(done, len(images))
 
-    share_out("decode", wanted.folder, images, workers, answer, file=str(file), max_pixels=max_pixels)
+    if workers:
+        share_out("decode", wanted.folder, images, workers, answer, file=str(file), max_pixels=max_pixels)
+    else:
+        decode_all(file, wanted.folder, images, max_pixels, answer)
     return dict(sorted(reasons.items()))
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,22 @@ def decode(path: str, target: npt.NDArray[np.uint8], max_pixels: int) -> list[An
     return [None]
 
 
+def decode_all(
+    file: str | Path,
+    folder: str | Path,
+    images: Iterable[tuple[int, str]],
+    max_pixels: int,
+    answer: Callable[[Any], None],
+) -> None:
+    """Every picture (row, name) to its row of a pixel file."""
+    pixels = np.lib.format.open_memmap(file, mode="r+")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a folder may warn of large images thousands of times; our own limit decides
+        for row, name in images:
+            answer([row, *decode(os.path.join(folder, name), pixels[row], max_pixels)])
+    pixels.flush()
+
+
 def main() -> None:
     # When the user interrupts, or the process that started this one is gone, it ends without a word.
     for name in ("SIGINT", "SIGPIPE"):
@@ -128,10 +144,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     folder, max_pixels = job["folder"], int(job["max_pixels"])
     if job["task"] == "decode":
-        pixels = np.lib.format.open_memmap(job["file"], mode="r+")
-        for row, name in job["files"]:
-            print(json.dumps([row, *decode(os.path.join(folder, name), pixels[row], max_pixels)]), flush=True)
-        pixels.flush()
+        decode_all(job["file"], folder, job["files"], max_pixels, lambda line: print(json.dumps(line), flush=True))
         return
     lines: list[str] = []
     for row, name, large_too in job["files"]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from semisight.errors import UserError
@@ -149,7 +148,10 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    # scipy's L-BFGS: the first step of torch's own takes seconds, for it loads torch's compiler.
+    # scipy's L-BFGS: the first step of torch's own takes seconds, for it loads torch's compiler. Imported here: every
+    # command that reads a calibration would wait for it.
+    from scipy.optimize import minimize
+
     def value_and_gradient(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         with torch.enable_grad():
             at = torch.from_numpy(x).requires_grad_()

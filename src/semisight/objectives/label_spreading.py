@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy import sparse
 from torch import Tensor
 
 
@@ -50,6 +49,8 @@ class LabelSpreading:
         return result
 
     def _spread(self, directions: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+        from scipy import sparse  # here: few trainings spread labels, and all would wait for its import
+
         n, k = len(labels), min(self.neighbours, len(labels) - 1)
         weights, index = nearest(directions, directions, k + 1)
         weights, index = weights[:, 1:], index[:, 1:]  # without itself
