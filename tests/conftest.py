@@ -1,6 +1,7 @@
-"""What all tests share: one thread per process, and the folder of real data where there is one."""
+"""What all tests share: one thread per process, tiny runs, and the folder of real data where there is one."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Before torch is imported, and inherited by the processes that tests start.
@@ -10,6 +11,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.cli.commands import TINY, ok
 
 torch.set_num_threads(1)
 
@@ -28,3 +31,25 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.fail(f"SEMISIGHT_DATA is {folder}, which is not a folder")
     return root
+
+
+@pytest.fixture(scope="session")
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny run of images alone; those that change it copy it first."""
+    folder = tmp_path_factory.mktemp("app") / "run"
+    ok("train", *TINY, "--out", folder, "--epochs", "2", "--average", "0.9")
+    return folder
+
+
+@pytest.fixture
+def own_run(shared_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shared_run, tmp_path / "own"))
+
+
+@pytest.fixture(scope="session")
+def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that learned digits from three labels of each; not to be changed."""
+    folder = tmp_path_factory.mktemp("labelled") / "run"
+    options = ("--limit", "300", "--labels-per-class", "3", "--batch-size", "96", "--epochs", "12", "--seed", "1")
+    ok("train", "builtin:digits", *options, "--out", folder, "--no-report")
+    return folder

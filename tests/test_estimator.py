@@ -18,7 +18,6 @@ from sklearn.preprocessing import FunctionTransformer
 from semisight import SemiSight, UserError
 from semisight.data import load
 from tests.cli.commands import ok
-from tests.cli.conftest import *  # noqa: F403 (fixtures)
 
 DIGITS = load_digits()
 IMAGES, TRUTH = DIGITS.images / 16, DIGITS.target

@@ -3,19 +3,16 @@
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field
 
 from semisight.errors import UserError
 from semisight.files import write_json
 from semisight.untrusted import (
-    checked,
     csv_cell,
     inside,
     parse_json,
@@ -115,27 +112,6 @@ def test_any_json_is_values_or_a_message(value: Any) -> None:
     else:
         with pytest.raises(UserError):
             parse_json(text, "x")
-
-
-@dataclass(frozen=True)
-class Record:
-    n: Annotated[int, Field(ge=0, le=10**10)]
-    shape: tuple[int, int, int]
-    name: Annotated[str, Field(max_length=5)] = ""
-
-
-def test_values_are_held_to_their_bounds() -> None:
-    assert checked(Record, {"n": 3, "shape": [1, 2, 3]}, "data.json") == Record(3, (1, 2, 3))
-    for bad, place in (
-        ({"n": 10**12, "shape": [1, 2, 3]}, "n"),
-        ({"n": -1, "shape": [1, 2, 3]}, "n"),
-        ({"n": 1, "shape": [1, 2]}, "shape"),
-        ({"n": 1, "shape": [1, 2, 3], "name": "\x1b[2J" * 9}, "name"),
-        ([], ""),
-    ):
-        with pytest.raises(UserError, match=rf"data\.json cannot be used: {place}") as caught:
-            checked(Record, bad, "data.json")
-        assert "\x1b" not in str(caught.value)
 
 
 def test_a_recorded_path_is_used_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
     read_bytes, read_text     a regular file of bounded size; a pipe or a device is never opened
     read_json, parse_json     values of bounded depth, and their checksum where there is one (files.write_json)
     parse_yaml                the same for settings
-    checked                   the values as a dataclass or pydantic model, or what is wrong with the first bad one
     recorded_file             a path that stands in a run: used as it is written, and only if it leads to a file
     inside                    refuses folders of a run that are links to somewhere else, before they are written to
     printable, csv_cell       text on its way to a terminal, or to a table that a spreadsheet opens
@@ -11,19 +10,16 @@
 Nothing here runs code, expands `~` or variables, or makes a file. SECURITY.md says what is promised.
 """
 
-import functools
 import json
 import math
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from semisight.errors import UserError
 from semisight.files import json_checksum
-
-T = TypeVar("T")
 
 MOST_JSON = 64_000_000  # bytes: a million class names
 MOST_SETTINGS = 1_000_000
@@ -135,38 +131,6 @@ def _measure(values: Any, most: int = 10_000_000) -> None:
             return
         level = below
     raise RecursionError
-
-
-@functools.lru_cache(64)
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-def checked(kind: type[T], values: Any, where: str | Path) -> T:
-    """The values as a `kind` (a dataclass, a pydantic model, any type), with the bounds that its fields name.
-
-    Example:
-
-        @dataclass(frozen=True)
-        class Record:
-            n_train: Annotated[int, Field(ge=0, le=10**10)]
-
-        record = checked(Record, read_json(path), path)
-    """
-    from pydantic import ValidationError
-
-    try:
-        found: T = _adapter(cast(Any, kind)).validate_python(values)
-        return found
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        given = printable(repr(first["input"]))[:80]
-        raise UserError(f"{where} cannot be used: {printable(place)}: {first['msg']}, not {given}.") from None
-    except RecursionError:
-        raise UserError(f"{where} cannot be used: it is nested too deep.") from None
 
 
 def recorded_file(text: str, run: str | Path, *, what: str, option: str) -> Path:

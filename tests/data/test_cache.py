@@ -212,7 +212,7 @@ def test_a_failing_build_keeps_the_old_cache_and_says_why(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
         with pytest.raises(UserError, match="ended with code 1"):
-            read(folder, place)
+            cached_folder(folder, size=SIZE, cache=place, workers=1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(UserError, match="No space left on device"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from semisight.inference.beam_search import Sentences, beam_search, greedy, mixture_log_prob, sample
+from semisight.inference.beam_search import Sentences, beam_search, mixture_log_prob, sample
 from semisight.metrics.captions import perplexity
 from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 
@@ -153,9 +153,9 @@ def test_a_wider_beam_finds_no_worse_sentence_here() -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_greedy_is_the_likeliest_word_at_every_step(cell: Cell) -> None:
+def test_a_beam_of_one_takes_the_likeliest_word_at_every_step(cell: Cell) -> None:
     head, codes = small_head(cell, vocab_size=7, scale=1.0), draw_codes(3, 12)
-    found = greedy(head, codes, max_words=6)
+    found = beam_search(head, codes, beam=1, max_words=6)
     assert rows_of(found.symbols[:, 0]) == rows_of(head.predict(codes, max_words=6))
     assert found.symbols.shape[1] == 1
 

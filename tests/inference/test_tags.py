@@ -27,7 +27,6 @@ def test_probabilities_and_spread_over_draws_of_z() -> None:
     calibrated = reader_of(TagCalibration(2.0, -1.0, step=3, n=100))
     of = calibrated(Codes(mu, torch.zeros_like(mu)))
     torch.testing.assert_close(of.probabilities, torch.sigmoid(torch.tensor([[3.0, -1.0]])))
-    torch.testing.assert_close(calibrated.decisions(Codes(mu, mu)), torch.tensor([[2.0, 0.0]]))
     joined = calibrated.joined([of, of])
     assert len(joined) == 2 and "calibrated on 100" in calibrated.believable()
     assert "not calibrated" in reader_of().believable()

@@ -239,9 +239,7 @@ def test_thousands_of_hostile_uploads_get_a_4xx(digits_server: Served) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    wrong = [
-        (kind, status, body[:200], sent[:300]) for kind, status, body, sent in found if not 400 <= status < 500
-    ]
+    wrong = [(kind, status, body[:200], sent[:300]) for kind, status, body, sent in found if not 400 <= status < 500]
     assert not wrong, (len(wrong), wrong[:5])
     assert len(found) == COUNT
     statuses = Counter(status for _, status, _, _ in found)

@@ -79,14 +79,18 @@ def test_json_gives_back_the_same_settings(chosen: dict[str, Any]) -> None:
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def from_file(path: Path) -> TrainConfig:
+    return TrainConfig.from_dict(read_settings(path), where=str(path))
+
+
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("learning_rate: 2e-3\nprecision: 32\nclip_norm: null\n")
-    config = TrainConfig.from_file(tmp_path / "a.yaml")
+    config = from_file(tmp_path / "a.yaml")
     assert (config.learning_rate, config.precision, config.clip_norm) == (2e-3, "32", None)  # YAML reads "2e-3" as text
     (tmp_path / "b.json").write_text('{"max_steps": 7}')
-    assert TrainConfig.from_file(tmp_path / "b.json").max_steps == 7
+    assert from_file(tmp_path / "b.json").max_steps == 7
     (tmp_path / "empty.yaml").write_text("")
-    assert TrainConfig.from_file(tmp_path / "empty.yaml") == TrainConfig()
+    assert from_file(tmp_path / "empty.yaml") == TrainConfig()
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.yaml", "a: [1"), ("a.json", "{,}"), ("list.yaml", "- 1\n- 2\n")])
@@ -101,7 +105,7 @@ def test_a_file_that_holds_no_settings_is_named(tmp_path: Path, name: str, text:
 def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("batch_sise: 3\n")
     with pytest.raises(UserError, match=r"mine\.yaml.*batch_sise.*batch_size"):
-        TrainConfig.from_file(tmp_path / "mine.yaml")
+        from_file(tmp_path / "mine.yaml")
 
 
 def test_what_may_change_on_resume_are_names_of_fields() -> None:

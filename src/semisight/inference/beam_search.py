@@ -65,18 +65,6 @@ def beam_search(
     return _joined([Sentences(part.symbols[:, :n_best], part.log_prob[:, :n_best]) for part in found])
 
 
-def greedy(
-    head: CaptionHead,
-    codes: Tensor,
-    *,
-    max_words: int = MAX_WORDS,
-    forbidden: Sequence[int] = (),
-    rows: int = ROWS,
-) -> Sentences:
-    """The likeliest word at every step: a beam of one."""
-    return beam_search(head, codes, beam=1, max_words=max_words, forbidden=forbidden, rows=rows)
-
-
 @torch.no_grad()
 def sample(
     head: CaptionHead,

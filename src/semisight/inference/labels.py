@@ -22,6 +22,7 @@ from torch import Tensor
 from semisight.inference.encode import Codes
 from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_affine, fit_temperature
 from semisight.model.heads.labels import LabelHead
+from semisight.model.heads.tags import TagHead
 from semisight.random import Stream, random_order
 
 ENOUGH_FOR_EACH_CLASS = 30  # held-out labels of a class, on average: with fewer, one temperature for all classes
@@ -40,7 +41,7 @@ class Decisions:
 
 
 @torch.no_grad()
-def decide(head: LabelHead, codes: Codes) -> Decisions:
+def decide(head: LabelHead | TagHead, codes: Codes) -> Decisions:
     each = torch.stack([head.decision(mu) for mu in codes.mu])
     within = torch.stack([head.spread(mu, s).square() for mu, s in zip(codes.mu, codes.log_sigma, strict=True)]).mean(0)
     return Decisions(each.mean(0), (within + each.var(0, correction=0)).sqrt())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from semisight.inference.encode import Codes
+from semisight.inference.labels import decide
 from semisight.model.heads.tags import TagHead
 
 ENOUGH = 50  # held-out entries of each kind, 1 and 0
@@ -84,18 +85,10 @@ class TagReader:
     def scale_and_offset(self) -> tuple[float, float]:
         return (self.head.probability_scale(), 0.0) if self.fitted is None else (self.fitted.scale, self.fitted.offset)
 
-    @torch.no_grad()
     def __call__(self, codes: Codes, generator: torch.Generator | None = None) -> TagAnswer:
-        each = torch.stack([self.head.decision(mu) for mu in codes.mu])
-        pairs = zip(codes.mu, codes.log_sigma, strict=True)
-        within = torch.stack([self.head.spread(mu, s).square() for mu, s in pairs]).mean(0)
+        found = decide(self.head, codes)
         scale, offset = self.scale_and_offset
-        spread = (within + each.var(0, correction=0)).sqrt().cpu()
-        return TagAnswer(torch.sigmoid(scale * each.mean(0) + offset).cpu(), spread, self.names)
-
-    def decisions(self, codes: Codes) -> Tensor:
-        with torch.no_grad():
-            return torch.stack([self.head.decision(mu) for mu in codes.mu]).mean(0).cpu()
+        return TagAnswer(torch.sigmoid(scale * found.value + offset).cpu(), found.spread.cpu(), self.names)
 
     def joined(self, parts: Sequence[TagAnswer]) -> TagAnswer:
         return TagAnswer(

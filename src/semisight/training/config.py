@@ -126,11 +126,6 @@ class TrainConfig:
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
 
-    @classmethod
-    def from_file(cls, path: str | Path) -> "TrainConfig":
-        """Settings from a JSON (.json) or YAML file."""
-        return cls.from_dict(read_settings(path), where=str(path))
-
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The mapping that a JSON (.json) or YAML file holds; an empty file is an empty mapping."""

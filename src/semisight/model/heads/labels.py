@@ -40,11 +40,8 @@ class LabelHead(Protocol):
     def log_prob_all(self, s: Tensor) -> Tensor:
         """[B, C]: log p(l | s) of every label l, for latent labels and soft targets."""
 
-    def expected_log_prob(self, labels: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-        """[B]: the mean of `log_prob` over q(s|X) = N(mu, sigma^2), without drawing s."""
-
     def expected_log_prob_all(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
-        """[B, C]: the mean of `log_prob_all` over q(s|X)."""
+        """[B, C]: the mean of `log_prob_all` over q(s|X) = N(mu, sigma^2), without drawing s."""
 
     def log_prior(self, n_images: int) -> Tensor:
         """Scalar: one image's share of log p(beta), so that n_images of them make the whole."""
@@ -54,9 +51,6 @@ class LabelHead(Protocol):
 
     def spread(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
         """[B, C]: the standard deviation of the decision values over q(s|X)."""
-
-    def predict(self, codes: Tensor) -> Tensor:
-        """[B, C]: decision values averaged over drawn codes [N_s, B, J], as in section 5.1."""
 
     def probability_scale(self) -> Tensor:
         """[C]: p(l | s) of the head itself is softmax(scale f), exactly or nearly."""
@@ -145,11 +139,8 @@ class BayesianSVM(nn.Module):
         f = self.scores(s)
         return self._one_versus_all((1 - f).clamp_min(0), (1 + f).clamp_min(0))
 
-    def expected_log_prob(self, labels: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-        """Exact: f is Gaussian under q(s|X), and so the mean hinge has a closed form."""
-        return pick(labels, self.expected_log_prob_all(mu, log_sigma))
-
     def expected_log_prob_all(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
+        """Exact: f is Gaussian under q(s|X), and so the mean hinge has a closed form."""
         f, deviation = self.scores(mu), self.scores.variance(log_sigma).sqrt()
         return self._one_versus_all(expected_hinge(1 - f, deviation), expected_hinge(1 + f, deviation))
 
@@ -185,9 +176,6 @@ class BayesianSVM(nn.Module):
     def spread(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
         del mu  # a linear classifier's spread does not depend on where the code is
         return self.scores.variance(log_sigma).sqrt()
-
-    def predict(self, codes: Tensor) -> Tensor:
-        return self.scores(codes).mean(0)
 
     def probability_scale(self) -> Tensor:
         """exp(-2 gamma sum of hinges) is softmax(4 gamma f) for |f| < 1."""
@@ -225,9 +213,6 @@ class Softmax(nn.Module):
     def log_prob_all(self, s: Tensor) -> Tensor:
         return self.scores(s).log_softmax(1)
 
-    def expected_log_prob(self, labels: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-        return pick(labels, self.expected_log_prob_all(mu, log_sigma))
-
     def expected_log_prob_all(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
         """A lower bound, not the mean: E[log sum exp f] <= log sum exp(E f + Var f / 2), so a bound stays a bound."""
         f = self.scores(mu)
@@ -242,9 +227,6 @@ class Softmax(nn.Module):
     def spread(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
         del mu
         return self.scores.variance(log_sigma).sqrt()
-
-    def predict(self, codes: Tensor) -> Tensor:
-        return self.scores(codes).mean(0)
 
     def probability_scale(self) -> Tensor:
         return torch.ones(self.n_classes)

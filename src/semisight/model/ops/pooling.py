@@ -321,11 +321,6 @@ def from_blocks(blocks: Tensor, pool: int) -> Tensor:
     return split.reshape(k, h * pool, w * pool, batch)
 
 
-def pool_at(blocks: Tensor, z: Tensor) -> Tensor:
-    """(6): the value at place z of each block."""
-    return (blocks * z).sum(0)
-
-
 def unpool_at(values: Tensor, z: Tensor) -> Tensor:
     """(2): the value goes to place z, zeros elsewhere; still as blocks [P, ...]."""
     return values * z
