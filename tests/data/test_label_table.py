@@ -1,5 +1,6 @@
 """The table of labels: what is confirmed stays, what others wrote stays, nothing is ever half, whoever writes it."""
 
+import contextlib
 import csv
 import fcntl
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,39 +281,45 @@ def test_a_long_journal_is_read_from_its_last_merge_on(tmp_path: Path) -> None:
 # --- other programs
 
 
-def test_a_table_that_another_program_is_saving_is_left_alone(tmp_path: Path) -> None:
-    """Half of its rows are there when a label arrives; it goes on for a while, and nothing is lost."""
-    path = tmp_path / "labels.csv"
+@contextlib.contextmanager
+def half_saved(path: Path) -> Iterator[tuple[Table, Callable[[], None]]]:
+    """A table of which another program has saved the first half of its new rows when a label arrives.
+
+    Gives the table, and what lets the program save the rest. In the end nothing is lost.
+    """
     path.write_text("file,label\n" + "".join(f"{i}.png,cat\n" for i in range(100)))
     table = Table(path)
     with path.open("w") as program:
         program.write("file,label\n" + "".join(f"{i}.png,dog\n" for i in range(50)))
         program.flush()
         table.put("new.png", label="cow")
-        table.tend()
-        assert not table.merge(), "it was changed a moment ago"
-        program.write("".join(f"{i}.png,dog\n" for i in range(50, 100)))
-    table.tend()
+
+        def rest() -> None:
+            program.write("".join(f"{i}.png,dog\n" for i in range(50, 100)))
+            program.close()
+
+        yield table, rest
     assert len(rows(merged(table))) == 102
     assert table.entries() == {f"{i}.png": Entry("dog") for i in range(100)} | {"new.png": Entry("cow")}
+
+
+def test_a_table_that_another_program_is_saving_is_left_alone(tmp_path: Path) -> None:
+    """It goes on for a while, and nothing is lost."""
+    with half_saved(tmp_path / "labels.csv") as (table, rest):
+        table.tend()
+        assert not table.merge(), "it was changed a moment ago"
+        rest()
+        table.tend()
 
 
 def test_a_program_that_pauses_longer_than_we_wait_loses_nothing_either(tmp_path: Path) -> None:
     """The table is replaced under it: what it writes then goes to the old file, which is looked at too."""
-    path = tmp_path / "labels.csv"
-    path.write_text("file,label\n" + "".join(f"{i}.png,cat\n" for i in range(100)))
-    table = Table(path)
-    with path.open("w") as program:
-        program.write("file,label\n" + "".join(f"{i}.png,dog\n" for i in range(50)))
-        program.flush()
-        table.put("new.png", label="cow")
+    with half_saved(tmp_path / "labels.csv") as (table, rest):
         table.refresh()
         assert len(rows(merged(table))) == 52
-        program.write("".join(f"{i}.png,dog\n" for i in range(50, 100)))
-    table.refresh()
-    assert not table.is_merged
-    assert len(rows(merged(table))) == 102
-    assert table.entries() == {f"{i}.png": Entry("dog") for i in range(100)} | {"new.png": Entry("cow")}
+        rest()
+        table.refresh()
+        assert not table.is_merged
 
 
 def test_half_a_table_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:

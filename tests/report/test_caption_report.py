@@ -13,8 +13,7 @@ from semisight.report.build import write_report
 from semisight.report.captions import SEARCH, CaptionsSeen, _tile, best_and_worst, look, warnings, words
 from semisight.runs.evaluate import evaluate_captions
 from semisight.runs.images import Sets
-from semisight.runs.run import Run, load_run
-from semisight.runs.run_images import reload_sets
+from semisight.runs.run import Run
 from tests.cli.commands import ok
 from tests.report.test_report import Page
 
@@ -27,12 +26,6 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
        "--valid-fraction", "0.3", "--epochs", "2", "--batch-size", "16", "--hidden-size", "16", "--learning-rate",
        "0.01", "--threads", "1", "--out", run)  # fmt: skip
     return run
-
-
-@pytest.fixture(scope="module")
-def loaded(trial: Path) -> tuple[Run, Sets]:
-    run = load_run(trial)
-    return run, reload_sets(run)
 
 
 @pytest.fixture(scope="module")

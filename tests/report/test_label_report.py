@@ -26,7 +26,6 @@ from semisight.report.reliability import reliability_chart
 from semisight.runs.evaluate import compare_labels, evaluate_labels
 from semisight.runs.images import Sets
 from semisight.runs.run import Comparison, Run, load_run
-from semisight.runs.run_images import reload_sets
 from tests.cli.commands import ok
 from tests.report.test_report import Page
 
@@ -40,12 +39,6 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ok("train", "builtin:digits", "--limit", "400", "--labels-per-class", "4", "--valid-fraction", "0.2",
        "--epochs", "8", "--batch-size", "80", "--learning-rate", "0.01", "--threads", "1", "--out", run)  # fmt: skip
     return run
-
-
-@pytest.fixture(scope="module")
-def loaded(trial: Path) -> tuple[Run, Sets]:
-    run = load_run(trial)
-    return run, reload_sets(run)
 
 
 @pytest.fixture(scope="module")

@@ -148,52 +148,53 @@ def chi_square(counts: Tensor, probability: Tensor, least: float = 5.0) -> float
     return float((((observed - wanted) ** 2 / wanted).sum() - freedom) / (2 * freedom) ** 0.5)
 
 
+class Chains:
+    """8000 chains of z for one image and one code, from a uniform start, beside the enumerated posterior."""
+
+    def __init__(self, architecture: Architecture, seed: int) -> None:
+        self.decoder, count, self.random = tiny_decoder(architecture), 8000, generator(seed)
+        image = draw_images(self.decoder, 1)[0]
+        s = torch.randn(*architecture.code_shape, 1, generator=generator(5), dtype=torch.float64)
+        self.exact = places_given_code(self.decoder, image, s)
+        self.places = random_places(architecture, count, self.random)
+        self.x, self.codes = (each.expand(-1, -1, -1, count).contiguous() for each in (image[..., None], s))
+
+    def sweep(self, places: tuple[Tensor, ...], **options: float) -> None:
+        sweep_all(self.decoder, self.x, self.codes, places, self.random, **options)
+
+    def distance(self) -> float:
+        joint = joint_number(self.decoder.architecture, self.places)
+        return chi_square(torch.bincount(joint, minlength=len(self.exact)), self.exact)
+
+
 @pytest.mark.parametrize("architecture", [ONE_Z, TWO_Z, SAME], ids=["one z", "two z", "same"])
 def test_sweeps_from_a_uniform_start_reach_the_enumerated_posterior(architecture: Architecture) -> None:
-    decoder = tiny_decoder(architecture)
-    image = draw_images(decoder, 1)[0]
-    s = torch.randn(*architecture.code_shape, 1, generator=generator(5), dtype=torch.float64)
-    exact = places_given_code(decoder, image, s)
+    chains = Chains(architecture, seed=7)
+    exact = chains.exact
     assert 3 < float((-exact * exact.log()).sum().exp()) < 300  # perplexity: neither a spike nor flat
-    count, random = 8000, generator(7)
-    places = random_places(architecture, count, random)
-    x, codes = image[..., None].expand(-1, -1, -1, count).contiguous(), s.expand(-1, -1, -1, count).contiguous()
-    assert chi_square(torch.bincount(joint_number(architecture, places), minlength=len(exact)), exact) > 10
+    assert chains.distance() > 10
     for _ in range(12):
-        sweep_all(decoder, x, codes, places, random)
-    assert chi_square(torch.bincount(joint_number(architecture, places), minlength=len(exact)), exact) < 4
+        chains.sweep(chains.places)
+    assert chains.distance() < 4
 
 
 def test_a_random_share_of_the_positions_leaves_the_posterior_as_it_is() -> None:
-    architecture = TWO_POSITIONS
-    decoder = tiny_decoder(architecture)
-    image = draw_images(decoder, 1)[0]
-    s = torch.randn(*architecture.code_shape, 1, generator=generator(5), dtype=torch.float64)
-    exact = places_given_code(decoder, image, s)
-    count, random = 8000, generator(8)
-    places = random_places(architecture, count, random)
-    x, codes = image[..., None].expand(-1, -1, -1, count).contiguous(), s.expand(-1, -1, -1, count).contiguous()
+    chains = Chains(TWO_POSITIONS, seed=8)
     for _ in range(16):
-        sweep_all(decoder, x, codes, places, random, share=0.5)
-    assert chi_square(torch.bincount(joint_number(architecture, places), minlength=len(exact)), exact) < 4
+        chains.sweep(chains.places, share=0.5)
+    assert chains.distance() < 4
 
 
 def test_drawing_neighbours_at_once_would_be_caught() -> None:
     """The test above has the power to see the mistake that the colouring is there to avoid."""
-    decoder = tiny_decoder(ONE_Z)
-    image = draw_images(decoder, 1)[0]
-    s = torch.randn(*ONE_Z.code_shape, 1, generator=generator(5), dtype=torch.float64)
-    exact = places_given_code(decoder, image, s)
-    count, random = 8000, generator(7)
-    places = random_places(ONE_Z, count, random)
-    x, codes = image[..., None].expand(-1, -1, -1, count).contiguous(), s.expand(-1, -1, -1, count).contiguous()
+    chains = Chains(ONE_Z, seed=7)
     for _ in range(12):
         # Both columns of blocks from the same state: of two sweeps, each gives one.
-        drawn = [places[0].clone() for _ in range(2)]
+        drawn = [chains.places[0].clone() for _ in range(2)]
         for column, copy in enumerate(drawn):
-            sweep_all(decoder, x, codes, (copy,), random)
-            places[0][:, :, column] = copy[:, :, column]
-    assert chi_square(torch.bincount(joint_number(ONE_Z, places), minlength=len(exact)), exact) > 8
+            chains.sweep((copy,))
+            chains.places[0][:, :, column] = copy[:, :, column]
+    assert chains.distance() > 8
 
 
 def test_draw_index_never_leaves_the_block() -> None:

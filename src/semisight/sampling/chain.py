@@ -23,12 +23,13 @@ class Chain(ABC):
     """`number` counts passes over the images, `seconds` what they took, before a resumption too."""
 
     kind: ClassVar[str]  # stands in its files
+    config: Any  # of the kind
 
     def __init__(
         self,
         decoder: Decoder,
         images: Tensor,
-        seed: int,
+        config: Any,
         labels: Tensor | None = None,
         head: BayesianSVM | None = None,
         latents: Latents | None = None,
@@ -38,11 +39,17 @@ class Chain(ABC):
         self.decoder, self.head = decoder, head
         self.x = checked_images(images, decoder.architecture, decoder.log_alpha0)
         self.labels = None if labels is None else labels.to(self.x.device)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.config = config
+        self.generator = torch.Generator().manual_seed(config.seed)
         self.latents = first_latents(decoder, len(images), self.generator, latents)
         self.number, self.seconds = 0, 0.0
         self.kept: list[Snapshot] = []
         self._digest = saving.data_digest(images, labels)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """What this kind holds besides."""
 
     @torch.no_grad()
     def draw_lambda(self, index: slice | Tensor, codes: Tensor) -> Tensor | None:

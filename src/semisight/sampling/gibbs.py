@@ -19,15 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from semisight.errors import UserError
-from semisight.model.decoder import Decoder
-from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
-    Latents,
     SweepOptions,
     slices,
     sweep_latents,
@@ -75,18 +70,9 @@ class GibbsChain(Chain):
     """The state of a chain: latent variables, lambda, parameters, random numbers; `sweep` moves it."""
 
     kind = "gibbs"
+    config: GibbsConfig
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        images: Tensor,
-        config: GibbsConfig,
-        labels: Tensor | None = None,
-        head: BayesianSVM | None = None,
-        latents: Latents | None = None,
-    ) -> None:
-        super().__init__(decoder, images, config.seed, labels, head, latents)
-        self.config = config
+    def _begin(self) -> None:
         self.lam = self.draw_lambda(slice(None), self.latents.codes)
 
     def sweep(self) -> float:

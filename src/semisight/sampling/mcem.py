@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
-from semisight.model.decoder import Decoder
-from semisight.model.heads.labels import BayesianSVM
 from semisight.sampling import saving
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.sampling.chain import Chain, check_counts
@@ -77,22 +75,13 @@ class MCEM(Chain):
     """Chains of all images, and the estimate of the parameters that they lead to."""
 
     kind = "mcem"
+    config: MCEMConfig
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        images: Tensor,
-        config: MCEMConfig,
-        labels: Tensor | None = None,
-        head: BayesianSVM | None = None,
-        latents: Latents | None = None,
-    ) -> None:
-        super().__init__(decoder, images, config.seed, labels, head, latents)
-        self.config = config
-        self._parameters = list(decoder.parameters())
+    def _begin(self) -> None:
+        self._parameters = list(self.decoder.parameters())
         # log alpha0 travels several units where weights travel fractions: ten times their rate, as in learning.
-        slow = [p for p in self._parameters if p is not decoder.log_alpha0]
-        groups = [{"params": slow, "scale": 1.0}, {"params": [decoder.log_alpha0], "scale": 10.0}]
+        slow = [p for p in self._parameters if p is not self.decoder.log_alpha0]
+        groups = [{"params": slow, "scale": 1.0}, {"params": [self.decoder.log_alpha0], "scale": 10.0}]
         self._optimiser = torch.optim.Adam(groups)
 
     def run(
