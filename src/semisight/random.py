@@ -61,6 +61,8 @@ class Stream(Enum):
     CAPTION_HEAD = ("noise", 13)
     TAG_HEAD = ("noise", 14)
     AUGMENTED = ("noise", 15)  # images that calibrate
+    DROPOUT = ("noise", 16)
+    VIEWS = ("noise", 17)  # which view of an image's features comes in a step
 
     SCENE_LAYOUT = ("scenes", 7)
     SCENE_PAINT = ("scenes", 8)

@@ -10,7 +10,10 @@ from semisight.cli.console import prepare_process, say, stopping
 
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help="image-model, table1, table2, table3, suggest or photos.", show_default=False)
+        str,
+        typer.Argument(
+            help="image-model, table1, table2, table3, table3-photos, suggest or photos.", show_default=False
+        ),
     ],
     data: Annotated[
         str | None, typer.Option(help="Where the images are, such as the folder of MNIST's files.", show_default=False)

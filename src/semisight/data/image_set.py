@@ -37,7 +37,8 @@ class Skipped:
 class ImageSet:
     """N images of one shape, and what some of them carry.
 
-    images   uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped
+    images   uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped. Features: any numbers,
+             float32 or (grids) float16
     names    one per image: its path below the folder, or for instance "digits/00012"
     columns  labels, tags, captions, by name (columns.py)
     skipped  the files that were left out
@@ -55,7 +56,7 @@ class ImageSet:
     views: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.images.dim() != 4 or self.images.dtype not in (torch.uint8, torch.float32):
+        if self.images.dim() != 4 or self.images.dtype not in (torch.uint8, torch.float16, torch.float32):
             raise ValueError(
                 f"images must be uint8 or float32 [N,C,H,W], not {self.images.dtype} {list(self.images.shape)}"
             )
@@ -103,7 +104,7 @@ class ImageSet:
         chosen = self.images[index]
         if chosen.dtype == torch.uint8:
             return chosen.to(torch.float32).div_(255.0)
-        return chosen.clone()
+        return chosen.clone() if chosen.dtype == torch.float32 else chosen.float()
 
     def mean_image(self) -> Tensor:
         """The mean over the set, float32 [C,H,W] in [0,1], a chunk at a time so that a mapped file stays on disk."""

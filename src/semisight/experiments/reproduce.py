@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from semisight.errors import UserError
-from semisight.experiments import image_model, photos, suggest, table1, table2, table3
+from semisight.experiments import image_model, photos, suggest, table1, table2, table3, table3_photos
 from semisight.experiments.paired import differences
 from semisight.experiments.results import Row, Summary, read
 from semisight.experiments.table import Request
@@ -14,6 +14,7 @@ EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
     "table1": table1.run,
     "table2": table2.run,
     "table3": table3.run,
+    "table3-photos": table3_photos.run,
     "suggest": suggest.run,
     "photos": photos.run,
 }

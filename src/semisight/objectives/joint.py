@@ -55,6 +55,7 @@ class Joint(nn.Module):
         consistency: augmentation, pseudo-labels and the like; None is the paper's setting.
         alpha0: the precision of the pixels is "learned", or set to its "exact" maximiser.
         frozen: leave the image model as it is.
+        with_bound: False leaves the bound of the images out and learns from targets alone, to see what it is worth.
         rho: by target, the share of a batch that carries it; by default its share of the training images.
 
     Example:
@@ -79,6 +80,7 @@ class Joint(nn.Module):
         consistency: Consistency | None = None,
         alpha0: Precision = "learned",
         frozen: bool = False,
+        with_bound: bool = True,
         rho: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Joint(nn.Module):
         self.gradient: Gradient = gradient if gradient is not None else Local()
         self.gradient.suit(model)
         self.targets = nn.ModuleList(as_module(target) for target in targets)
-        self.consistency, self.frozen = consistency, frozen
+        self.consistency, self.frozen, self.with_bound = consistency, frozen, with_bound
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.teacher: Teacher | None = None  # from the trainer
         self.posteriors: Posteriors | None = None  # of a frozen model, if they were worked out
@@ -130,6 +132,9 @@ class Joint(nn.Module):
             return Step(-side.mean() - prior, {"side": side.detach().mean()} | terms)
         if self.consistency is not None:
             return self._consistent(batch, generator, rows, self.consistency)
+        if not self.with_bound:
+            side, prior, terms = self._side(batch, self.encode(batch.images, generator, rows).code, generator, rows)
+            return Step(-side.mean() - prior, {"side": side.detach().mean()} | terms)
         x, posterior, decoded = self.infer(batch.images, generator, rows)
         side, prior, terms = self._side(batch, posterior.code, generator, rows)
         bound = image_bound(x, posterior, decoded, self.model.decoder).with_side(side)

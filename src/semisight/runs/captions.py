@@ -11,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from semisight.data.batches import is_dealt
 from semisight.data.columns import CAPTIONS, CaptionColumn
 from semisight.data.vocabulary import Vocabulary
 from semisight.errors import UserError
@@ -32,12 +33,19 @@ VOCABULARY, SEEN = "vocabulary.json", "captions.safetensors"
 MANY_CAPTIONS = 5000  # with fewer, rare words are kept, and a smaller network is enough
 FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_size": 256}
 LEAST_EPOCHS, STEPS, STEPS_TO_VALIDATION, PATIENCE = 20, 4000, 100, 10
+# On features: every caption ten times, within a range; 12 validations, stopped after half of them without a better one.
+ON_FEATURES: dict[str, Any] = {"batch_size": 128, "code_at_every_step": True, "caption_dropout": 0.5}
+PASSES, FEATURE_STEPS, VALIDATIONS = 10, (400, 2400), 12
+_CIDER_IMAGES = 300  # held-out images that captions are written for at a validation
 _MOST_SEEN = 1 << 30  # bytes of a file of hashes that a stranger may have made
 
 
 class CaptionKind:
     name = CAPTIONS
-    metric = "perplexity"
+
+    def metric(self, settings: Settings) -> tuple[str, bool]:
+        """On features captions are good enough to be compared as captions."""
+        return ("perplexity", False) if settings.data.backbone is None else ("CIDEr", True)
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
         carried = _carried(sets)
@@ -54,16 +62,23 @@ class CaptionKind:
         }
         if _column(sets).n_captions < MANY_CAPTIONS:
             found |= FEW_CAPTIONS
-        size = settings.train.batch_size if "batch_size" in settings.chosen else 64
+        if settings.data.backbone is not None:
+            found |= ON_FEATURES
+        size = settings.train.batch_size if "batch_size" in settings.chosen else found.get("batch_size", 64)
         size = found["batch_size"] = min(size, n_known + n_others)
         per_batch = found["labelled_per_batch"] = min(settings.consistency.labelled_per_batch, max(1, size - 1))
         beside = 0 if frozen else n_others
         steps = max(1, beside // max(1, min(size - per_batch, beside)) if beside else n_known // size)
+        wanted, least, between, patience = STEPS, LEAST_EPOCHS, STEPS_TO_VALIDATION, PATIENCE
+        if settings.data.backbone is not None:
+            captioned = per_batch if is_dealt(n_known, n_known + n_others, per_batch, size) and not frozen else size
+            wanted = min(max(PASSES * _column(sets).n_captions // captioned, FEATURE_STEPS[0]), FEATURE_STEPS[1])
+            least, between, patience = 1, wanted // VALIDATIONS, VALIDATIONS // 2
         if not settings.chosen & {"max_epochs", "max_steps"}:
-            found["max_epochs"] = max(LEAST_EPOCHS, -(-STEPS // steps))
-        found["validate_every"] = max(1, round(STEPS_TO_VALIDATION / steps))
+            found["max_epochs"] = max(least, -(-wanted // steps))
+        found["validate_every"] = max(1, round(between / steps))
         every = settings.train.validate_every if "validate_every" in settings.chosen else found["validate_every"]
-        return found | {"patience": PATIENCE * every}  # counted in epochs
+        return found | {"patience": patience * every}  # counted in epochs
 
     def target(self, settings: Settings, sets: Sets, model: ImageModel, seed: int) -> Captions:
         how, vocabulary = settings.captions, vocabulary_of(settings, sets)
@@ -93,6 +108,8 @@ class CaptionKind:
                 "embedding_size": head.embedding.embedding_dim,
                 "cell": head.cell,
                 "start": "paper",  # of weights that are loaded
+                "code_at_every_step": head.code_at_every_step,
+                "caption_dropout": head.dropout.p,
             },
         }
 
@@ -100,7 +117,10 @@ class CaptionKind:
         if sets.valid is None or not sets.n_held_out(CAPTIONS):
             return None
         valid, texts, words, seed = sets.valid, _column(sets, "valid").texts, _words(target), settings.train.seed
-        return lambda model, head: caption_terms(model, cast(CaptionHead, head), words, valid, texts, seed=seed)
+        n = 0 if settings.data.backbone is None else _CIDER_IMAGES
+        return lambda model, head: caption_terms(
+            model, cast(CaptionHead, head), words, valid, texts, cider_images=n, seed=seed
+        )
 
     def describe(self, settings: Settings, sets: Sets, target: Target) -> list[str]:
         assert isinstance(target, Captions)
@@ -178,7 +198,14 @@ def checksum(vocabulary: Vocabulary) -> str:
 def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: int) -> CaptionHead:
     names = ("hidden_size", "embedding_size", "cell", "start")
     generator = reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0)
-    return CaptionHead(code_size, vocab_size, **{name: settings[name] for name in names}, generator=generator)
+    return CaptionHead(
+        code_size,
+        vocab_size,
+        **{name: settings[name] for name in names},
+        code_at_every_step=bool(settings.get("code_at_every_step", False)),  # runs of before 0.4 have neither
+        dropout=float(settings.get("caption_dropout", 0.0)),
+        generator=generator,
+    )
 
 
 def _column(sets: Sets, which: str = "train") -> CaptionColumn:

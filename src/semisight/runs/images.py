@@ -333,7 +333,7 @@ def _features(
 ) -> tuple[ImageSet, Tensor]:
     """The same with the features of a backbone in the pixels' place, from the cache of features."""
     folder = found.form.folder if found.form else None
-    read = with_features(wanted, folder, data.backbone or "", data.views, progress)
+    read = with_features(wanted, folder, data.backbone or "", data.views, progress, grid=data.grid)
     place = {printable(name): i for i, name in enumerate(wanted.names)}
     places = torch.tensor([place[name] for name in read.names], dtype=torch.int64)
     skipped = tuple(sorted({*found.skipped, *read.skipped}, key=lambda skip: skip.name))
@@ -341,18 +341,29 @@ def _features(
 
 
 def with_features(
-    images: ImageSet, folder: Path | None, backbone: str, views: int, progress: Progress | None = None
+    images: ImageSet,
+    folder: Path | None,
+    backbone: str,
+    views: int,
+    progress: Progress | None = None,
+    *,
+    grid: bool = False,
 ) -> ImageSet:
     """The images with features in the pixels' place: of the files of a folder, by their names, or of those in memory.
     Those that cannot be read are left out."""
-    network = resolve(backbone)
+    network = resolve(backbone, pooled=not grid)
     if folder is not None:
         features = cached_features(folder, network, views=views, names=images.names, progress=progress)
     else:
         features = cached_features(images, network, views=views, progress=progress)
     place = {printable(name): i for i, name in enumerate(images.names)}
     known = images.subset([place[printable(name)] for name in features.names])
-    every = [features.values(None, view) for view in range(features.views)]
+    # a grid has half a million bytes for each image: half of them will do
+    parts = torch.arange(len(features)).split(500)
+    every = [
+        torch.cat([features.values(part, view).to(torch.float16 if grid else torch.float32) for part in parts])
+        for view in range(features.views)
+    ]
     names = tuple(printable(name) for name in features.names)
     return dataclasses.replace(
         known, images=every[0], views=tuple(every[1:]), names=names, skipped=(*known.skipped, *features.skipped)

@@ -58,9 +58,8 @@ class Kind(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def metric(self) -> str:
-        """The term of held-out values that picks the best weights; it falls."""
+    def metric(self, settings: Settings) -> tuple[str, bool]:
+        """The term of held-out values that picks the best weights, and whether it rises."""
         ...
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:

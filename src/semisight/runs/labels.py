@@ -79,7 +79,9 @@ def _settings_of(head: nn.Module) -> dict[str, Any]:
 
 class LabelKind:
     name = LABELS
-    metric = "nll"
+
+    def metric(self, settings: Settings) -> tuple[str, bool]:
+        return "nll", False
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
         n_labelled = sets.n_present(LABELS)

@@ -29,6 +29,8 @@ from semisight.objectives.joint import Joint, Posteriors
 from semisight.objectives.step import Images
 from semisight.objectives.targets import Target
 from semisight.random import Stream, random_order, reseed
+from semisight.runs import features
+from semisight.runs.features import DrawnViews, EveryView
 from semisight.runs.images import Sets
 from semisight.runs.kinds import Kind, Terms, kinds_in
 from semisight.runs.run import MOST_WEIGHTS, load_run
@@ -67,13 +69,14 @@ class Recipe:
         own = {
             name: body for kind in self.kinds for name, body in kind.saved(kind.reader_of(self.target(kind))).items()
         }
+        train, plan = self.sets.train, Longer(self.plan, epoch_length) if epoch_length > 1 else self.plan
         return Trainer(
             self.objective,
-            self.sets.train,
+            EveryView(train) if train.views else train,
             folder,
             config=self.config,
             valid=self.sets.valid,
-            plan=Longer(self.plan, epoch_length) if epoch_length > 1 else self.plan,
+            plan=DrawnViews(plan, len(train), 1 + len(train.views)) if train.views else plan,
             validate=self.validate,
             on_epoch=refresher(self.objective, self.sets.train, self.config.seed, self.config.validate_every),
             about=self.about,
@@ -116,13 +119,15 @@ def suited(settings: Settings, sets: Sets) -> Settings:
     """With the defaults for what there is to learn; where kinds differ, the later one's count."""
     for kind in kinds_in(sets):
         settings = settings.suited(kind.defaults(settings, sets))
-    return settings
+    return settings if settings.data.backbone is None else settings.suited(features.DEFAULTS)
 
 
 def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> Recipe:
     """`settings` as `suited` gives them; `former` is the run that is gone on with."""
     seed, config, train = settings.train.seed, settings.train, sets.train
-    architecture = settings.model.architecture(train.shape)
+    on_features = settings.data.backbone is not None
+    of_shape = features.architecture_of if on_features else lambda how, shape: how.model.architecture(shape)
+    architecture = of_shape(settings, train.shape)
     model = build_model(settings, architecture, train)
     found = tuple(kinds_in(sets))
     _one_process(settings, found)
@@ -136,12 +141,14 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
         consistency=consistency_of(settings, sets) if targets and not frozen else None,
         alpha0=settings.model.alpha0,
         frozen=frozen,
+        with_bound=settings.consistency.bound_images != 0 or not targets,
         rho={target.name: share_of_batch(target.present, plan) for target in targets},
     )
     if frozen:
         _take_model(objective, settings, former, train)
     about = {
-        "model": settings.model.about(architecture),
+        "model": settings.model.about(architecture)
+        | ({"features": features.about(settings, architecture)} if on_features else {}),
         "targets": {
             kind.name: kind.about(target, sets.n_held_out(kind.name))
             for kind, target in zip(found, targets, strict=True)
@@ -156,7 +163,7 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
     }
     measured = [(kind, terms) for kind, target in zip(found, targets, strict=True)
                 if (terms := kind.terms(settings, sets, target)) is not None]  # fmt: skip
-    config = _with_metric(config, measured, bool(found))
+    config = _with_metric(settings, measured, bool(found))
     log_every = min(config.log_every, max(1, plan.steps_per_epoch * config.validate_every))
     config = dataclasses.replace(config, log_every=log_every)  # the curves of a small set get a point for each epoch
     check = _validator(sets.valid, measured, config) if measured or (found and sets.valid is not None) else None
@@ -168,7 +175,10 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
     seed = settings.train.seed
     if architecture.n_weights > MOST_WEIGHTS:
         raise UserError(f"these layers make a model of {architecture.n_weights:,} numbers, which is beyond reason.")
-    model = ImageModel.of(architecture, settings.model.pooling, seed)
+    if settings.data.backbone is None:
+        model = ImageModel.of(architecture, settings.model.pooling, seed)
+    else:
+        model = features.build(architecture, seed=seed)
     chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
     model.start_from(train.batch(chosen))
     return model
@@ -221,11 +231,13 @@ def refresher(joint: Joint, train: Images, seed: int, every: int = 1) -> Callabl
 # ---- validation ----
 
 
-def _with_metric(config: TrainConfig, measured: list[tuple[Kind, Terms]], has_targets: bool) -> TrainConfig:
+def _with_metric(settings: Settings, measured: list[tuple[Kind, Terms]], has_targets: bool) -> TrainConfig:
     """Held-out values pick the weights: those of the last kind that has any. Without, the last weights are used, and
     nothing says when to stop."""
+    config = settings.train
     if measured:
-        return dataclasses.replace(config, metric=measured[-1][0].metric, metric_rises=False)
+        name, rises = measured[-1][0].metric(settings)
+        return dataclasses.replace(config, metric=name, metric_rises=rises)
     config = dataclasses.replace(config, metric="bound", metric_rises=True)
     return dataclasses.replace(config, patience=None) if has_targets else config
 

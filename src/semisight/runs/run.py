@@ -28,6 +28,7 @@ from semisight.model.encoders.features import FeatureEncoder, ScaledFeatures, fe
 from semisight.model.image_model import ImageModel
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Images
+from semisight.runs.features import build_described
 from semisight.runs.kinds import Reader, kind_named, kinds
 from semisight.runs.settings import DataSettings, of_run
 from semisight.setting import as_dict, part
@@ -291,6 +292,9 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
 
 def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
     """The untrained model that a checkpoint describes."""
+    if "network" in about.get("features", {}):
+        _check_size(Architecture.from_dict(about["architecture"]))
+        return build_described(about, seed)
     if "features" in about:
         of = about["features"]
         if int(of["n_features"]) * int(of["code_size"]) > MOST_WEIGHTS:
@@ -308,9 +312,13 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
             "model of the same parts (model=...)."
         )
     architecture = Architecture.from_dict(about["architecture"])
+    _check_size(architecture)
+    return ImageModel.of(architecture, about["pooling"], seed=seed)
+
+
+def _check_size(architecture: Architecture) -> None:
     if architecture.n_weights > MOST_WEIGHTS:
         raise UserError(f"it describes a model of {architecture.n_weights:,} numbers, which is beyond reason")
-    return ImageModel.of(architecture, about["pooling"], seed=seed)
 
 
 def _check_numbers(*modules: nn.Module, where: Path) -> None:

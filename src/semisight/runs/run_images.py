@@ -73,13 +73,14 @@ def _features_for(
     class_per_folder: bool,
     part: str | None,
 ) -> ImageSet:
-    views = int(run.about["model"]["features"]["views"])
+    features = run.about["model"]["features"]
+    views, grid = int(features["views"]), bool(features.get("grid", False))
     if part is None and kind_of(source) is Kind.PICTURES:
         data = DataSettings(source=source, limit=limit, class_per_folder=class_per_folder, backbone=backbone,
-                            views=views, valid_fraction=0.0, use_labels=class_per_folder)  # fmt: skip
+                            views=views, grid=grid, valid_fraction=0.0, use_labels=class_per_folder)  # fmt: skip
         return sets_of(data, 0, progress).train
     images = load(source, limit=limit, progress=progress, class_per_folder=class_per_folder, part=part)
-    return with_features(images, None, backbone, views, progress)
+    return with_features(images, None, backbone, views, progress, grid=grid)
 
 
 def reload_sets(

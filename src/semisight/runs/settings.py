@@ -51,6 +51,11 @@ class DataSettings:
     views: int = setting(
         default=2, help="Views of each image whose features are used: plain, and augmented ones.", ge=1, le=16
     )
+    grid: bool = setting(
+        default=False,
+        help="With --backbone: the map of features with its places instead of one vector for each image. For captions.",
+        panel=_IMAGES,
+    )
     labels: str | None = setting(
         default=None,
         help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "
@@ -135,6 +140,8 @@ class DataSettings:
         stray = [word for word, given in self._caption_words() if given]
         if self.captions is None and stray:
             raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
+        if self.grid and self.backbone is None:
+            raise UserError("--grid is about the features of a pretrained network: say which with --backbone.")
         if self.tags is None and self.tags_known is not None:
             raise UserError("--tags-known is about tags: say which with --tags FILE (or builtin).")
 
@@ -286,6 +293,12 @@ class CaptionSettings:
         default=1, help="Captions of an image in a step; null takes all it has.", ge=1
     )
     start: Literal["paper", "wide"] = setting(default="paper", help="Of the weights: as in appendix B, or wide.")
+    code_at_every_step: bool = setting(
+        default=False, help="Show the code to the recurrent network at every word, not at the first alone."
+    )
+    caption_dropout: float = setting(
+        default=0.0, help="Share of numbers left out, in training, of words and hidden units.", ge=0, lt=1
+    )
 
 
 @group

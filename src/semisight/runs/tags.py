@@ -33,7 +33,9 @@ XI_PER_TAG = 10.0  # times C times the paper's, as for labels
 
 class TagKind:
     name = TAGS
-    metric = "tag_nll"
+
+    def metric(self, settings: Settings) -> tuple[str, bool]:
+        return "tag_nll", False
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
         n = sets.n_present(TAGS)

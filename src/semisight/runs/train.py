@@ -237,10 +237,14 @@ def _stamp(file: Path) -> int:
 def describe_data(sets: Sets, source: str) -> list[str]:
     train, valid = sets.train, sets.valid
     channels, height, width = train.shape
-    colour = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
     n_valid = 0 if valid is None else len(valid)
     aside = f"; {n_valid:,} are set aside for validation" if n_valid else "; none are set aside for validation"
-    lines = [f"{len(train) + n_valid:,} {colour} images of {width} x {height} pixels from {source}{aside}"]
+    n = f"{len(train) + n_valid:,}"
+    if train.images.is_floating_point() and channels > 4:
+        lines = [f"{n} images as features of {channels} x {height} x {width} numbers from {source}{aside}"]
+    else:
+        colour = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
+        lines = [f"{n} {colour} images of {width} x {height} pixels from {source}{aside}"]
     if train.skipped:
         lines.append(skipped_summary(train.skipped))
     return lines + [f"note: {note}" for note in train.notes]

@@ -76,7 +76,13 @@ class Stepper:
         batch = load_batch(self.images, index[rows.start : rows.stop], self.fabric.device, self._dtype)
         generator = reseed(self._generator, self.config.seed, Stream.TRAINING, step)
         place = (rows.start, rows.stop, rows.total)
-        loss, terms = self._forward(batch.images, batch.index, generator, *place)
+        with torch.random.fork_rng(devices=[]):  # dropout has no generator of its own: it draws from torch's
+            torch.manual_seed(
+                reseed(
+                    torch.Generator(), self.config.seed, Stream.DROPOUT, step * processes + self.fabric.global_rank
+                ).initial_seed()
+            )
+            loss, terms = self._forward(batch.images, batch.index, generator, *place)
         if processes > 1:
             loss = loss * (rows.count * processes / rows.total)  # DDP takes the plain mean over processes
         live.optimiser.zero_grad(set_to_none=True)

@@ -20,8 +20,8 @@ class ValidationStopped(Exception):
 
 
 def load_batch(images: Images, index: Tensor, device: torch.device, dtype: torch.dtype) -> Batch:
-    """The images at `index`, on the device."""
-    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index)
+    """The images at `index`, on the device. An index beyond the set is another view of an image (runs/features.py)."""
+    return Batch(images.batch(index).to(device, dtype, non_blocking=True), index % len(images))
 
 
 @torch.no_grad()

@@ -6,6 +6,9 @@
     h_t         = H(w_{t-1}, h_{t-1})                           H is a GRU, or an LSTM
     y_t | y_<t, s ~ softmax(V h_t)                              until y_T is the end symbol
 
+With `code_at_every_step`, beyond the paper, h_t = H([w_{t-1}, s], h_{t-1}): nothing of the image has to be remembered.
+Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
+
 All three maps have biases, started at zero, as the paper's "omitted for simplicity" implies. An LSTM carries a second
 state c with h = (output gate) tanh(c): it starts at c_1 = C s with the gate open, so that h_1 is the same.
 
@@ -32,14 +35,16 @@ REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98
 
 @dataclass(frozen=True)
 class State:
-    """What a prefix has left behind: h [..., H], and an LSTM's c [..., H]."""
+    """What a prefix has left behind: h [..., H], an LSTM's c [..., H], and what the code adds to the gates at every
+    step, [..., gates * H], where it does."""
 
     h: Tensor
     c: Tensor | None = None
+    code: Tensor | None = None
 
     def at(self, index: Tensor) -> "State":
         """The states at positions of the first axis."""
-        return State(self.h[index], None if self.c is None else self.c[index])
+        return State(*(None if part is None else part[index] for part in (self.h, self.c, self.code)))  # type: ignore[arg-type]
 
 
 class CaptionHead(nn.Module):
@@ -54,6 +59,8 @@ class CaptionHead(nn.Module):
         embedding_size: int = 512,
         cell: Literal["gru", "lstm"] = "gru",
         start: Start = "paper",
+        code_at_every_step: bool = False,
+        dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -65,12 +72,16 @@ class CaptionHead(nn.Module):
             raise ValueError(f"the recurrent cell must be 'gru' or 'lstm', not {cell!r}")
         if start not in ("paper", "wide"):
             raise ValueError(f"weights start as in the paper or wide, not {start!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a share of at least 0 and below 1, not {dropout}")
         self.code = nn.Linear(code_size, hidden_size)  # the paper's C
         self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
         recurrent = nn.GRU if cell == "gru" else nn.LSTM
-        self.recurrent: nn.GRU | nn.LSTM = recurrent(embedding_size, hidden_size)
+        inputs = embedding_size + (code_size if code_at_every_step else 0)
+        self.recurrent: nn.GRU | nn.LSTM = recurrent(inputs, hidden_size)
         self.words = nn.Linear(hidden_size, vocab_size)  # V
-        self.cell = cell
+        self.dropout = nn.Dropout(dropout)
+        self.cell, self.code_at_every_step = cell, code_at_every_step
         self._initialise(generator)
         if start == "wide":
             self._widen(generator)
@@ -127,24 +138,25 @@ class CaptionHead(nn.Module):
         h, targets = [first.h], [captions[rows, 0]]
         places = [rows, torch.zeros_like(rows)]
         if n_longer:
-            later, t, owners = self._later_words(
-                captions[rows], lengths, first.at(torch.arange(n_longer, device=s.device))
-            )
+            some = torch.arange(n_longer, device=s.device)
+            later, t, owners = self._later_words(captions[rows], lengths, first.at(some), s[rows])
             h, targets = [*h, later], [*targets, captions[rows[owners], t]]
             places = [torch.cat([places[0], rows[owners]]), torch.cat([places[1], t])]
-        log_p = -F.cross_entropy(self.words(torch.cat(h)), torch.cat(targets), reduction="none")
+        log_p = -F.cross_entropy(self.words(self.dropout(torch.cat(h))), torch.cat(targets), reduction="none")
         return table.index_put((places[0], places[1]), log_p.to(table))
 
-    def _later_words(self, captions: Tensor, lengths: Tensor, first: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _later_words(self, captions: Tensor, lengths: Tensor, first: State, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h_t, t and the row of every symbol after the first, in order of t: [M, H], [M], [M]."""
         steps = torch.arange(1, captions.shape[1], device=captions.device)
         there = steps[:, None] < lengths  # [T-1, B], each row a run of True: captions are sorted by length
         t, owners = there.nonzero(as_tuple=True)
         batch_sizes = there.sum(1)
         batch_sizes = batch_sizes[batch_sizes > 0].cpu()
-        inputs = PackedSequence(self.embedding(captions[owners, t]), batch_sizes)
+        inputs = self.dropout(self.embedding(captions[owners, t]))
+        if self.code_at_every_step:
+            inputs = torch.cat([inputs, s[owners].to(inputs)], 1)
         state = first.h[None] if first.c is None else (first.h[None], first.c[None])
-        outputs, _ = self.recurrent(inputs, state)
+        outputs, _ = self.recurrent(PackedSequence(inputs, batch_sizes), state)
         return outputs.data, t + 1, owners
 
     # ---- word by word ----
@@ -152,7 +164,9 @@ class CaptionHead(nn.Module):
     def start(self, s: Tensor) -> State:
         """The state before the first word: s [..., J] to h_1 [..., H]."""
         c = self.code(s)
-        return State(torch.tanh(c), None if self.cell == "gru" else c)
+        words = self.embedding.embedding_dim
+        fed = F.linear(s, self.recurrent.all_weights[0][0][:, words:]) if self.code_at_every_step else None
+        return State(torch.tanh(c), None if self.cell == "gru" else c, fed)
 
     def log_words(self, state: Tensor | State) -> Tensor:
         """[..., V]: log p(y_t | y_<t, s) of every symbol."""
@@ -165,20 +179,22 @@ class CaptionHead(nn.Module):
     def inputs(self) -> Tensor:
         """[V, gates * H]: what every word adds to the gates. Computed once, it saves a matrix product per step."""
         w_ih, _, b_ih, _ = self.recurrent.all_weights[0]
-        return F.linear(self.embedding.weight, w_ih, b_ih)
+        return F.linear(self.embedding.weight, w_ih[:, : self.embedding.embedding_dim], b_ih)
 
     def advance(self, inputs: Tensor, state: State) -> State:
         """`step` with rows of `inputs()` in the words' place."""
         _, w_hh, _, b_hh = self.recurrent.all_weights[0]
         recurrent = F.linear(state.h, w_hh, b_hh)
+        if state.code is not None:
+            inputs = inputs + state.code
         if state.c is None:
             x_r, x_z, x_n = inputs.chunk(3, -1)
             h_r, h_z, h_n = recurrent.chunk(3, -1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
-            return State(torch.lerp(torch.tanh(x_n + r * h_n), state.h, z))
+            return State(torch.lerp(torch.tanh(x_n + r * h_n), state.h, z), None, state.code)
         i, f, g, o = (inputs + recurrent).chunk(4, -1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
-        return State(torch.sigmoid(o) * torch.tanh(c), c)
+        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code)
 
     @torch.no_grad()
     def predict(self, codes: Tensor, max_words: int = 30) -> Tensor:

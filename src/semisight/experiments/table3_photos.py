@@ -1,0 +1,274 @@
+"""Section 5.3, Table 3, on the features of a pretrained network: captions of Flickr8k's photographs.
+
+    semisight reproduce table3-photos --data FLICKR8K --rows joint                     about half an hour of one core
+    semisight reproduce table3-photos --data FLICKR8K --rows two-step,joint-10-images
+
+FLICKR8K holds Images/ and dataset_flickr8k.json. Features: EfficientNet-Lite2 (input 260 pixels), the plain view and one
+random part of each image. Weights are picked by the CIDEr of captions written for 300 of 500 training images that are
+then not trained on; the settings were chosen there too. All numbers are of the 1,000 images of the split val.
+
+    row                   what it is                                                     paper (256 pixels, test split)
+    nearest               first caption of the training image with the nearest features (cosine)
+    two-step              image model alone, then the caption model on its codes         BLEU-4 0.17, perplexity 15.82
+    joint                 both together                                                  BLEU-4 0.22, perplexity 15.24
+    joint-grid            joint on the 9 x 9 map of features, one view
+    joint-10, joint-50    joint, from 10 % and 50 % of the images with all their captions, and no others
+    joint-10-images, ...  the same captions, the other images uncaptioned
+    without-bound         joint without the bound of the images: the captions alone
+
+Everything is what `semisight train --captions ... --backbone efficientnet-lite2` does (runs/captions.py), but for the
+vocabulary: that of all training captions in every row. `R@1`, `R@5`, `R@10`: percent of the images' first captions for
+which search by these words (inference/search.py) finds the image among the first 1, 5, 10 of 1,000.
+The column N is the share of captioned images in percent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled, share_of_batch
+from semisight.data.builtin.scenes import read_scenes
+from semisight.data.image_set import ImageSet, split
+from semisight.data.tokenizer import tokenize
+from semisight.data.vocabulary import Vocabulary
+from semisight.experiments import results
+from semisight.experiments.table import Cell, Measured, Request, fill, fit
+from semisight.experiments.table3 import METRICS, PAPER, REPORT, SHARES, captions_of
+from semisight.inference.captions import CaptionReader, caption_perplexity, write_captions
+from semisight.inference.search import WordSearch, recall
+from semisight.inference.validation import caption_terms
+from semisight.metrics.captions import score_captions
+from semisight.model.encoders.feature_network import grid_architecture
+from semisight.model.heads.captions import CaptionHead
+from semisight.model.image_model import ImageModel
+from semisight.objectives.captions import Captions, EncodedCaptions
+from semisight.objectives.joint import Joint, Posteriors
+from semisight.objectives.targets import Xi
+from semisight.random import Stream, random_order, reseed
+from semisight.runs import features
+from semisight.runs.captions import FEATURE_STEPS, ON_FEATURES, PASSES, VALIDATIONS
+from semisight.runs.images import sets_of
+from semisight.runs.settings import DataSettings
+from semisight.training.checkpoint import load_parts
+from semisight.training.config import TrainConfig
+from semisight.training.trainer import Trainer
+
+TABLE = "table3_photos"
+BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", 2, 500, 300
+LEARNED = ("two-step", "joint", "joint-grid", *SHARES, "without-bound")
+ROWS = ("nearest", *LEARNED)
+HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
+PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
+REPORT_SHARE = 0.15  # of a row's minutes
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Features with captions: to learn from, to pick weights by, to report on."""
+
+    train: ImageSet
+    pick: ImageSet
+    report: ImageSet
+    smoke: bool = False
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        texts = (text for texts in captions_of(self.train) for text in texts)
+        return Vocabulary.from_captions(texts, 1 if self.smoke else MIN_COUNT)
+
+
+def sets(request: Request, seed: int, grid: bool) -> Sets:
+    """At smoke size scenes stand in, their pixels for features."""
+    if request.smoke:
+        scenes = read_scenes(60, 16, seed)
+        side = 3 if grid else 1
+        cells = F.adaptive_avg_pool2d(scenes.batch(torch.arange(60)), side).repeat(1, 2, 1, 1)
+        views = () if grid else (cells + 0.01,)
+        train, rest = split(replace(scenes, images=cells, views=views), 24, seed)
+        pick, report = split(rest, 12, seed)
+        return Sets(train, pick, report, smoke=True)
+    folder = Path(request.source())
+    data = DataSettings(source=str(folder / "Images"), captions=str(folder / "dataset_flickr8k.json"), split="train",
+                        backbone=BACKBONE, views=1 if grid else VIEWS, grid=grid, use_labels=False,
+                        valid_fraction=N_PICK / 6000)  # fmt: skip
+    learned = sets_of(data, seed)
+    report = sets_of(replace(data, split="val", valid_fraction=0.0), seed).train
+    assert learned.valid is not None
+    return Sets(learned.train, learned.valid, report)
+
+
+def run(request: Request) -> list[results.Row]:
+    """Every row that the results file does not hold yet, one after the other; each is added once it is measured."""
+    kept: dict[tuple[int, bool], Sets] = {}
+    name = "smoke" if request.smoke else "flickr8k"
+
+    def cell(row: str, seed: int) -> Cell:
+        needed = (*METRICS, *(("perplexity", "R@1") if row in LEARNED else ()))
+        return Cell(f"{name}/{row}", seed, needed, str(SHARES.get(row, 100)), PAPER.get(row, {}))
+
+    def measured(cell: Cell, place: Path) -> Measured:
+        kind = cell.row.split("/")[1]
+        key = (cell.seed, kind == "joint-grid")
+        if key not in kept:
+            kept.clear()
+            kept[key] = sets(request, *key)
+        return measure(kind, kept[key], cell.seed, place, request)
+
+    rows = request.chosen(ROWS, "Table 3 on photographs")
+    return fill(TABLE, request, [cell(row, seed) for row in rows for seed in request.splits], measured)
+
+
+def measure(kind: str, of: Sets, seed: int, place: Path, request: Request) -> Measured:
+    """Every metric of one row, on the images to report on."""
+    if kind == "nearest":
+        return Measured(scores(nearest(of), of, request))
+    vocabulary = of.vocabulary
+    model, head, before = learn(kind, of, vocabulary, seed, place, request)
+    search = replace(REPORT, n_codes=2) if request.smoke else REPORT
+    found = write_captions(model, CaptionReader(head, vocabulary), of.report, search)
+    encoded = EncodedCaptions.encode(captions_of(of.report), vocabulary)
+    perplexity = caption_perplexity(model, head, of.report, encoded, n_codes=search.n_codes)
+    values = scores([best.words for best, *_ in found], of, request, perplexity)
+    return Measured(values | recalls(model, head, vocabulary, of.report), before)
+
+
+def scores(
+    words: list[tuple[str, ...]], of: Sets, request: Request, perplexity: float | None = None
+) -> dict[str, float]:
+    references = [[tokenize(caption) for caption in captions] for captions in captions_of(of.report)]
+    seen = (tokenize(caption) for captions in captions_of(of.train) for caption in captions)
+    found = score_captions(words, references, training=seen, perplexity=perplexity, with_meteor=not request.smoke)
+    return dict(found.as_dict())
+
+
+def nearest(of: Sets) -> list[tuple[str, ...]]:
+    train, report = (F.normalize(part.images.float().flatten(1), dim=1) for part in (of.train, of.report))
+    places = (report @ train.T).argmax(1).tolist()
+    return [tuple(tokenize(captions_of(of.train)[place][0])) for place in places]
+
+
+def recalls(model: ImageModel, head: CaptionHead, vocabulary: Vocabulary, report: ImageSet) -> dict[str, float]:
+    """How often the first caption of an image finds it."""
+    search = WordSearch.of(model, head, vocabulary, report)
+    return recall(search, [texts[0] for texts in captions_of(report)])
+
+
+# ---- learning ----
+
+
+def learn(
+    kind: str, of: Sets, vocabulary: Vocabulary, seed: int, place: Path, request: Request
+) -> tuple[ImageModel, CaptionHead, float]:
+    """The weights with the best CIDEr on the images to pick by; the last is how many seconds were spent before."""
+    n = len(of.train)
+    kept = torch.zeros(n, dtype=torch.bool)
+    kept[random_order(n, seed, Stream.TABLE3_SHARE)[: max(1, round(n * SHARES.get(kind, 100) / 100))]] = True
+    others, train = kind.endswith("-images"), of.train
+    if not others:
+        train, kept = train.subset(kept), kept[kept]
+    texts = [texts if keep else () for texts, keep in zip(captions_of(train), kept.tolist(), strict=True)]
+    encoded = EncodedCaptions.encode(texts, vocabulary)
+    size = min(PER_BATCH, int(kept.sum()))
+    plan = LabelledAndUnlabelled(
+        encoded.present.nonzero().squeeze(1),
+        (~encoded.present).nonzero().squeeze(1),
+        size * (2 if others else 1),
+        size,
+    )
+    model = features.build(grid_architecture(train.shape, 8 if of.smoke else features.CODE_SIZE), seed=seed)
+    some = random_order(len(train), seed, Stream.START)[:START_IMAGES].sort().values
+    model.start_from(train.batch(some))
+    minutes, before, frozen = request.minutes * (1 - REPORT_SHARE), 0.0, kind == "two-step"
+    if frozen:
+        minutes, before = minutes / 2, learn_images(model, train, of.pick, seed, place, minutes / 2, request)
+    joint = compose(kind, model, encoded, plan, seed, of.smoke)
+    if frozen:
+        joint.posteriors = posteriors(model, train)
+    parts = joint.parts()
+    head = parts["head.captions"]
+    assert isinstance(head, CaptionHead)
+
+    def validate(_: nn.Module) -> Mapping[str, float]:
+        n_cider = 4 if of.smoke else N_CIDER
+        return caption_terms(model, head, vocabulary, of.pick, captions_of(of.pick), cider_images=n_cider)
+
+    steps = min(max(PASSES * (len(encoded.starts) - 1) // size, FEATURE_STEPS[0]), FEATURE_STEPS[1])
+    training = config(2 if of.smoke else steps, plan, seed, minutes, request)
+    fitted, earlier = fit(
+        Trainer(
+            joint,
+            features.EveryView(train) if train.views else train,
+            place,
+            config=replace(training, metric="CIDEr", metric_rises=True),
+            plan=features.DrawnViews(plan, len(train), 1 + len(train.views)),
+            validate=validate,
+            about={"row": kind, "captions": encoded.about()},
+        )
+    )
+    load_parts(parts, fitted.checkpoint)
+    return model.eval(), head.eval(), before + earlier
+
+
+def compose(
+    kind: str, model: ImageModel, encoded: EncodedCaptions, plan: LabelledAndUnlabelled, seed: int, smoke: bool
+) -> Joint:
+    size = 8 if smoke else HIDDEN
+    head = CaptionHead(
+        model.code_size,
+        encoded.vocab_size,
+        hidden_size=size,
+        embedding_size=size,
+        start="wide",
+        code_at_every_step=ON_FEATURES["code_at_every_step"],
+        dropout=ON_FEATURES["caption_dropout"],
+        generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
+    )
+    frozen = kind == "two-step"
+    target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10))
+    rho = {"captions": share_of_batch(encoded.present, plan)}
+    return Joint(model, [target], frozen=frozen, with_bound=kind != "without-bound", rho=rho)
+
+
+@torch.no_grad()
+def posteriors(model: ImageModel, images: ImageSet) -> Posteriors:
+    """Of the plain view; they stay as they are."""
+    model.eval()
+    parts = [model.code_moments(images.batch(index)) for index in torch.arange(len(images)).split(500)]
+    return Posteriors(torch.cat([mean for mean, _ in parts]), torch.cat([spread for _, spread in parts]))
+
+
+def learn_images(
+    model: ImageModel, train: ImageSet, pick: ImageSet, seed: int, place: Path, minutes: float, request: Request
+) -> float:
+    """The first of two steps: the bound alone. Seconds that were spent on it by a command that was stopped."""
+    plan, joint = Shuffled(len(train), min(PER_BATCH, len(train))), Joint(model)
+    folder = place / "images"
+    training = config(2 if request.smoke else IMAGE_STEPS, plan, seed, minutes, request)
+    images = features.EveryView(train) if train.views else train
+    views = features.DrawnViews(plan, len(train), 1 + len(train.views))
+    fitted, before = fit(Trainer(joint, images, folder, config=training, valid=pick, plan=views))
+    load_parts(joint.parts(), fitted.checkpoint)
+    return before
+
+
+def config(
+    steps: int, plan: Shuffled | LabelledAndUnlabelled, seed: int, minutes: float, request: Request
+) -> TrainConfig:
+    how = features.DEFAULTS
+    return request.training(
+        seed=seed,
+        learning_rate=how["learning_rate"],
+        weight_decay=how["weight_decay"],
+        average_decay=how["average_decay"],
+        warmup_steps=min(how["warmup_steps"], steps),
+        schedule="cosine",
+        batch_size=plan.batch_size,
+        max_epochs=None,
+        max_steps=steps,
+        max_minutes=minutes,
+        validate_every=max(1, round(steps / VALIDATIONS / plan.steps_per_epoch)),
+    )
