@@ -20,6 +20,7 @@ from semisight.cli.predict import predict
 from semisight.cli.reconstruct import generate, reconstruct
 from semisight.cli.report import report
 from semisight.cli.reproduce import reproduce
+from semisight.cli.search import search
 from semisight.cli.serve import serve
 from semisight.cli.suggest import suggest
 from semisight.cli.train import train
@@ -27,7 +28,7 @@ from semisight.errors import UserError
 
 COMMANDS = {
     "Start here": (demo, inspect, train),
-    "Use a run": (predict, caption, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
+    "Use a run": (predict, caption, search, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
     "Photographs": (backbones, cache),
     "Science": (reproduce,),
 }

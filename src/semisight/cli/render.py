@@ -17,6 +17,7 @@ from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.inference.captions import Caption, CaptionReader, Search
 from semisight.inference.encode import Codes
 from semisight.inference.labels import LabelAnswer
+from semisight.inference.search import Match
 from semisight.inference.tags import TagAnswer
 from semisight.metrics.classification import error_per_class
 from semisight.runs.encoder_choice import Planned
@@ -213,6 +214,17 @@ def captions(
 
 
 # ---- evaluate ----
+
+
+def matches(names: Sequence[str], found: Sequence[Match], kind: Format) -> str:
+    """Images found by words, the best first."""
+    rows = [(rank, names[one.place], _short(one.log_prob)) for rank, one in enumerate(found, start=1)]
+    if kind == "csv":
+        return _csv(("rank", "file", "log_prob"), rows)
+    if kind == "json":
+        return _json([{"rank": rank, "file": file, "log_prob": log_prob} for rank, file, log_prob in rows])
+    table = [("rank", "file", "log p(words)"), *((str(rank), file, f"{p:.2f}") for rank, file, p in rows)]
+    return _lines(columns(table, right=(0, 2)))
 
 
 def evaluation(found: Evaluation, kind: Literal["text", "csv", "json"]) -> str:

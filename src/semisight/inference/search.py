@@ -2,9 +2,8 @@
 
     score(image) = log p(words | s),  s the mean code; words without an end: all sentences that begin so
 
-For given words, p(image | words) is proportional to this where every image is as likely to be meant; dividing by
-p(words) changes no order. What can change it is what an image gives to any sentence at all (some images make every
-sentence likely): `HUBS` times the mean log-probability of a few sentences of other images is taken off.
+For given words, p(image | words) is proportional to this where every image is as likely to be meant: dividing by
+p(words) changes no order.
 
 A recurrent pass over every image takes about a second for a thousand of them. So a first look narrows them down:
 
@@ -30,8 +29,6 @@ from semisight.model.image_model import ImageModel
 from semisight.objectives.step import Images
 
 SHORTLIST = 200  # images that are scored exactly
-HUBS = 0.0
-N_SENTENCES = 8  # by which an image's readiness to say anything is measured
 _WORDS, _ROWS = 20, 500  # of greedy captions; images at a time
 
 
@@ -53,13 +50,12 @@ class Match:
 
 @dataclass(frozen=True, eq=False)
 class WordSearch:
-    """Images as codes [N, J], hints float16 [N, V], and the mean log-probability per word of other sentences, [N]."""
+    """Images as codes [N, J] and hints float16 [N, V]."""
 
     head: CaptionHead
     vocabulary: Vocabulary
     codes: Tensor
     hints: Tensor
-    readiness: Tensor
 
     @classmethod
     def of(
@@ -77,20 +73,12 @@ class WordSearch:
     def of_codes(
         cls, head: CaptionHead, vocabulary: Vocabulary, codes: Tensor, progress: Progress | None = None
     ) -> Self:
-        hints, captions = torch.empty(len(codes), head.vocab_size, dtype=torch.float16), []
-        inputs = head.inputs()
+        hints, inputs = torch.empty(len(codes), head.vocab_size, dtype=torch.float16), head.inputs()
         for rows in torch.arange(len(codes)).split(_ROWS):
-            hints[rows], said = _look(head, inputs, codes[rows].to(inputs))
-            captions += said
+            hints[rows] = _look(head, inputs, codes[rows].to(inputs))
             if progress is not None:
                 progress(int(rows[-1]) + 1, len(codes))
-        readiness = torch.zeros(len(codes))
-        if HUBS:
-            chosen = torch.linspace(0, len(codes) - 1, min(N_SENTENCES, len(codes))).long().tolist()
-            for number in chosen:
-                words = captions[number] or (END,)
-                readiness += _log_prob(head, inputs, words, codes.to(inputs)).cpu() / len(words) / len(chosen)
-        return cls(head, vocabulary, codes, hints, readiness)
+        return cls(head, vocabulary, codes, hints)
 
     def query(self, text: str) -> Query:
         """What a user has written, as the model knows it; words that it does not know are left out."""
@@ -113,8 +101,7 @@ class WordSearch:
             places = hint.topk(max(n, shortlist)).indices.sort().values
         inputs = self.head.inputs()
         log_prob = _log_prob(self.head, inputs, query.symbols, self.codes[places].to(inputs)).cpu()
-        scores = log_prob - HUBS * len(query.symbols) * self.readiness[places]
-        best = scores.topk(min(n, len(places))).indices.tolist()
+        best = log_prob.topk(min(n, len(places))).indices.tolist()
         return [Match(int(places[i]), float(log_prob[i])) for i in best]
 
 
@@ -127,24 +114,20 @@ def recall(search: WordSearch, texts: Sequence[str], at: Sequence[int] = (1, 5, 
     return {f"R@{k}": 100 * sum(rank <= k for rank in ranks) / len(ranks) for k in at}
 
 
-def _look(head: CaptionHead, inputs: Tensor, codes: Tensor) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """log mean_t p(y_t = w) along the greedy caption of each code, [B, V], and these captions."""
-    state, ended = head.start(codes), torch.zeros(len(codes), dtype=torch.bool, device=codes.device)
-    total, count, words = 0.0, 0.0, []
+def _look(head: CaptionHead, inputs: Tensor, codes: Tensor) -> Tensor:
+    """log mean_t p(y_t = w) along the greedy caption of each code, [B, V]."""
+    state, open_ = head.start(codes), codes.new_ones(len(codes))
+    total, count = codes.new_zeros(len(codes), head.vocab_size), codes.new_zeros(len(codes))
     for _ in range(_WORDS):
         p = head.log_words(state).exp()
-        total = total + p * (~ended)[:, None]
-        count = count + (~ended).float()
+        total, count = total + p * open_[:, None], count + open_
         p[:, UNKNOWN] = 0
         word = p.argmax(1)
-        words.append(torch.where(ended, END, word))
-        ended = ended | (word == END)
-        if bool(ended.all()):
+        open_ = open_ * (word != END)
+        if not bool(open_.any()):
             break
         state = head.advance(inputs[word], state)
-    said = [tuple(symbol for symbol in row if symbol != END) for row in torch.stack(words, 1).tolist()]
-    assert isinstance(total, Tensor) and isinstance(count, Tensor)
-    return (total / count[:, None]).clamp_min(1e-7).log().half().cpu(), said
+    return (total / count[:, None]).clamp_min(1e-7).log().half().cpu()
 
 
 def _log_prob(head: CaptionHead, inputs: Tensor, symbols: Sequence[int], codes: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The model on the features of a pretrained network: X is the feature map, all else is as with pixels.
 
-Captions and tags, and labels beside them, are learned by gradient, with the network of model/encoders/feature_network.py
-as encoder and the paper's decoder with 1 x 1 filters. Labels alone have a closed form (on_features.py).
+Captions and tags, and labels beside them, are learned by gradient, with a small network as encoder
+(model/encoders/feature_network.py) and the paper's decoder with 1 x 1 filters. Labels alone have a closed form
+(on_features.py).
 """
 
 from collections.abc import Mapping

@@ -35,7 +35,8 @@ NEWEST = "checkpoints/newest.safetensors"
 # All that a run may hold; what overwriting it replaces or removes, and nothing else that lies in the folder.
 FILES = (
     *("config.json", "data.json", "log.csv", "calibration.json", "tag_calibration.json", "vocabulary.json"),
-    *("captions.safetensors", "comparison.json", "ways.json", "report.html", "model_card.md", "unfinished.txt"),
+    *("captions.safetensors", "search.safetensors", "comparison.json", "ways.json"),
+    *("report.html", "model_card.md", "unfinished.txt"),
     *(NEWEST, "checkpoints/best.safetensors", "tensorboard/events.out.tfevents.*"),
 )
 

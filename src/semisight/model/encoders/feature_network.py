@@ -74,7 +74,8 @@ class FeatureNetwork(nn.Module):
     def forward(self, x: Tensor, noise: Noise, through: bool = True) -> Posterior:
         """`through` lets the gradient pass through the drawn z to q."""
         scaled = self.dropout((x - self.centre) / self.scale)
-        blocks, chosen = self._blocks(scaled), ()
+        blocks = self._blocks(scaled)
+        chosen: tuple[Chosen, ...] = ()
         if self.has_places:
             found: Chosen = self.operators.choose(blocks, self.places.weights(), noise.uniform[0], True, through)
             blocks, chosen = found.pooled[None], (found,)
@@ -112,7 +113,7 @@ def grid_architecture(feature_shape: tuple[int, int, int], code_size: int) -> Ar
 
     7 x 7: one block of 49 places for each map; 9 x 9: 3 x 3 blocks of 9.
     """
-    channels, height, width = feature_shape
+    _, height, width = feature_shape
     if (height, width) == (1, 1):
         return Architecture(feature_shape, (Layer(code_size, 1),))
     if height != width:
