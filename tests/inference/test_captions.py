@@ -10,6 +10,7 @@ from semisight.inference.captions import (
     CaptionReader,
     Search,
     caption_perplexity,
+    collapse,
     hashes,
     hashes_of_texts,
     write_captions,
@@ -71,3 +72,11 @@ def test_the_share_of_captions_that_were_seen() -> None:
     assert reader.share_seen([("a", "dog", "runs"), ("a", "dog")]) == 0.5
     assert CaptionReader(head_of(), VOCABULARY).share_seen([("a", "dog")]) is None
     assert len(seen) == 3 and torch.equal(hashes([("a", "dog")]), hashes([("a", "dog")]))
+
+
+def test_a_collapse_is_named_with_what_to_do() -> None:
+    same = [("a", "dog")] * 8 + [("a", "cat"), ("two", "men")]
+    said = collapse(same)
+    assert said.startswith("Collapsed: 80% of 10 images") and "'a dog'" in said and "--backbone" in said
+    assert collapse(same[:9]) == "" and collapse(same[4:] * 2) != "" and collapse([(str(i),) for i in range(20)]) == ""
+    assert collapse([("a",)] * 10 + [("b",)] * 10) == ""

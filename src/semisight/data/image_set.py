@@ -99,6 +99,11 @@ class ImageSet:
         C, H, W = self.images.shape[1:]
         return (C, H, W)
 
+    @property
+    def are_features(self) -> bool:
+        """Whether these are feature maps in the pixels' place: a vector each, or more channels than a picture has."""
+        return self.images.is_floating_point() and (self.shape[0] > 4 or self.shape[1:] == (1, 1))
+
     def batch(self, index: Tensor) -> Tensor:
         """The images at `index` as new float32 [B,C,H,W] in [0,1]."""
         chosen = self.images[index]

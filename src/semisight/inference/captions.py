@@ -4,6 +4,7 @@ s_1 .. s_Ns ~ q(s | X),    p(Y | X) = 1/N_s sum_i p(Y | s_i)      (beam_search.p
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisight.data.tokenizer import tokenize
+from semisight.data.tokenizer import readable, tokenize
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.inference.beam_search import MAX_WORDS, beam_search, mixture_log_prob
 from semisight.inference.encode import Codes, Progress, encode_set
@@ -23,6 +24,7 @@ from semisight.objectives.step import Images
 
 N_CODES = 20
 BEAM = 5
+COLLAPSED, LEAST_TO_COLLAPSE = 0.5, 10  # share of images with the same caption; images that can tell
 BATCH = 50  # images captioned at a time, between two moves of the bar
 
 
@@ -100,6 +102,20 @@ class CaptionReader:
 
     def believable(self) -> str:
         return "Captions are likely sentences, not facts: they may name what is not in the image."
+
+
+def collapse(captions: Sequence[Sequence[str]]) -> str:
+    """What to know of captions that say the same of most images; "" of others."""
+    if len(captions) < LEAST_TO_COLLAPSE:
+        return ""
+    (words, count), *_ = Counter(map(tuple, captions)).most_common(1)
+    if count / len(captions) <= COLLAPSED:
+        return ""
+    return (
+        f"Collapsed: {count / len(captions):.0%} of {len(captions):,} images get the same caption, {readable(words)!r}. It "
+        "has learned what captions look like, not what images show. Train longer, give more captions, and for photographs "
+        "learn on features (--backbone efficientnet-lite2)."
+    )
 
 
 def greedy_captions(head: CaptionHead, code: Tensor, max_words: int) -> Tensor:

@@ -4,6 +4,7 @@ A function gets the model, the head, the images and what they carry, and nothing
 given. Without anything held out it gives no terms.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
@@ -75,7 +76,8 @@ def caption_terms(
     """From the captions of each image, possibly none:
 
     perplexity  of the captions of the first `most_images` images that have any (None: of all)
-    CIDEr       of captions written for the first `cider_images` of them, if above 0
+    CIDEr       of captions written for the first `cider_images` of them, if above 0; and the share of these that get
+                the most frequent of them, `same_caption`
     """
     captioned = (place for place, texts in enumerate(captions) if any(map(vocabulary.symbols, texts)))
     chosen = list(islice(captioned, most_images))
@@ -89,5 +91,7 @@ def caption_terms(
         search = Search(n_codes=n_codes, beam=beam, seed=seed)
         found = write_captions(model, CaptionReader(head, vocabulary), images, search, index=index[:cider_images])
         references = [[tokenize(text) for text in captions[place]] for place in chosen[:cider_images]]
-        terms["CIDEr"] = cider([best.words for best, *_ in found], references).value
+        words = [best.words for best, *_ in found]
+        terms["CIDEr"] = cider(words, references).value
+        terms["same_caption"] = max(Counter(words).values()) / len(words)  # near 1: collapsed
     return terms

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from semisight.data.image_set import ImageSet
-from semisight.inference.captions import Caption, CaptionReader, Search
+from semisight.inference.captions import Caption, CaptionReader, Search, collapse
 from semisight.random import Stream, random_order
 from semisight.report import page
 from semisight.report.material import Material, shown, tile
@@ -72,7 +72,12 @@ def _some(images: ImageSet, most: int, seed: int) -> ImageSet:
 
 
 def words(seen: CaptionsSeen) -> list[str]:
-    """What was learned about captions, in sentences."""
+    """What was learned about captions, in sentences; first of all, if so, that it is worth nothing."""
+    said = collapse([caption.words for caption in seen.captions])
+    return [*([said] if said else []), *_learned(seen)]
+
+
+def _learned(seen: CaptionsSeen) -> list[str]:
     of = seen.captioner
     beside = f" and {seen.n_uncaptioned:,} images without one" if seen.n_uncaptioned else ""
     frozen = ", on the codes of an image model that had not seen a caption" if seen.two_step else ""

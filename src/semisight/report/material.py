@@ -58,7 +58,7 @@ class Material:
 
 def shown(images: ImageSet, i: int, side: int = _LARGEST_TILE) -> Tensor:
     """Image i as people see it, [C, H, W]; of a set of features, its file, at most `side` wide and high."""
-    if images.shape[1:] != (1, 1):
+    if not images.are_features:
         return images.batch(torch.tensor([i]))[0]
     try:
         whole = read_upright(Path(images.source) / images.names[i], side)

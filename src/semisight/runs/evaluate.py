@@ -18,7 +18,7 @@ from semisight.data.columns import TAGS, TagColumn
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.errors import UserError
-from semisight.inference.captions import Caption, Search, caption_perplexity
+from semisight.inference.captions import Caption, Search, caption_perplexity, collapse
 from semisight.inference.encode import Progress
 from semisight.inference.labels import LabelAnswer, LabelReader
 from semisight.metrics.calibration import ReliabilityCurve, brier_score, negative_log_likelihood, reliability_curve
@@ -245,7 +245,9 @@ def evaluate_captions(
     encoded = EncodedCaptions.encode(images.captions, reader.vocabulary)
     perplexity = caption_perplexity(run.model, reader.head, images, encoded, n_codes=how.n_codes, seed=how.seed)
     scores = score_captions(words, references, perplexity=perplexity, with_meteor=with_meteor)
-    scores = dataclasses.replace(scores, seen_in_training=reader.share_seen(words))
+    said = collapse(words)
+    notes = (*([said] if said else []), *scores.notes)
+    scores = dataclasses.replace(scores, seen_in_training=reader.share_seen(words), notes=notes)
     scenes = images.source.startswith(SCENES)
     grades = tuple(grade(c.text, own[0]) for c, own in zip(best, images.captions, strict=True)) if scenes else None
     return CaptionEvaluation(images, best, scores, grades)

@@ -240,7 +240,7 @@ def describe_data(sets: Sets, source: str) -> list[str]:
     n_valid = 0 if valid is None else len(valid)
     aside = f"; {n_valid:,} are set aside for validation" if n_valid else "; none are set aside for validation"
     n = f"{len(train) + n_valid:,}"
-    if train.images.is_floating_point() and channels > 4:
+    if train.are_features:
         lines = [f"{n} images as features of {channels} x {height} x {width} numbers from {source}{aside}"]
     else:
         colour = {1: "grey", 3: "colour"}.get(channels, f"{channels}-channel")
