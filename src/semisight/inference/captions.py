@@ -112,9 +112,9 @@ def collapse(captions: Sequence[Sequence[str]]) -> str:
     if count / len(captions) <= COLLAPSED:
         return ""
     return (
-        f"Collapsed: {count / len(captions):.0%} of {len(captions):,} images get the same caption, {readable(words)!r}. "
-        "It has learned what captions look like, not what images show. Train longer, give more captions, and for "
-        "photographs learn on features (--backbone efficientnet-lite2)."
+        f"Collapsed: {count / len(captions):.0%} of {len(captions):,} images get the same caption, "
+        f"{readable(words)!r}. It has learned what captions look like, not what images show. Train longer, give more "
+        "captions, and for photographs learn on features (--backbone efficientnet-lite2)."
     )
 
 
