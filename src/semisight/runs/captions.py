@@ -45,7 +45,7 @@ class CaptionKind:
 
     def metric(self, settings: Settings) -> tuple[str, bool]:
         """On features captions are good enough to be compared as captions."""
-        return ("perplexity", False) if settings.data.backbone is None else ("CIDEr", True)
+        return ("CIDEr", True) if settings.data.on_features else ("perplexity", False)
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
         carried = _carried(sets)
@@ -62,7 +62,7 @@ class CaptionKind:
         }
         if _column(sets).n_captions < MANY_CAPTIONS:
             found |= FEW_CAPTIONS
-        if settings.data.backbone is not None:
+        if settings.data.on_features:
             found |= ON_FEATURES
         size = settings.train.batch_size if "batch_size" in settings.chosen else found.get("batch_size", 64)
         size = found["batch_size"] = min(size, n_known + n_others)
@@ -70,7 +70,7 @@ class CaptionKind:
         beside = 0 if frozen else n_others
         steps = max(1, beside // max(1, min(size - per_batch, beside)) if beside else n_known // size)
         wanted, least, between, patience = STEPS, LEAST_EPOCHS, STEPS_TO_VALIDATION, PATIENCE
-        if settings.data.backbone is not None:
+        if settings.data.on_features:
             captioned = per_batch if is_dealt(n_known, n_known + n_others, per_batch, size) and not frozen else size
             wanted = min(max(PASSES * _column(sets).n_captions // captioned, FEATURE_STEPS[0]), FEATURE_STEPS[1])
             least, between, patience = 1, wanted // VALIDATIONS, VALIDATIONS // 2
@@ -117,7 +117,7 @@ class CaptionKind:
         if sets.valid is None or not sets.n_held_out(CAPTIONS):
             return None
         valid, texts, words, seed = sets.valid, _column(sets, "valid").texts, _words(target), settings.train.seed
-        n = 0 if settings.data.backbone is None else _CIDER_IMAGES
+        n = _CIDER_IMAGES if settings.data.on_features else 0
         return lambda model, head: caption_terms(
             model, cast(CaptionHead, head), words, valid, texts, cider_images=n, seed=seed
         )

@@ -119,13 +119,13 @@ def suited(settings: Settings, sets: Sets) -> Settings:
     """With the defaults for what there is to learn; where kinds differ, the later one's count."""
     for kind in kinds_in(sets):
         settings = settings.suited(kind.defaults(settings, sets))
-    return settings if settings.data.backbone is None else settings.suited(features.DEFAULTS)
+    return settings.suited(features.DEFAULTS) if settings.data.on_features else settings
 
 
 def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> Recipe:
     """`settings` as `suited` gives them; `former` is the run that is gone on with."""
     seed, config, train = settings.train.seed, settings.train, sets.train
-    on_features = settings.data.backbone is not None
+    on_features = settings.data.on_features
     of_shape = features.architecture_of if on_features else lambda how, shape: how.model.architecture(shape)
     architecture = of_shape(settings, train.shape)
     model = build_model(settings, architecture, train)
@@ -175,10 +175,10 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
     seed = settings.train.seed
     if architecture.n_weights > MOST_WEIGHTS:
         raise UserError(f"these layers make a model of {architecture.n_weights:,} numbers, which is beyond reason.")
-    if settings.data.backbone is None:
-        model = ImageModel.of(architecture, settings.model.pooling, seed)
-    else:
+    if settings.data.on_features:
         model = features.build(architecture, seed=seed)
+    else:
+        model = ImageModel.of(architecture, settings.model.pooling, seed)
     chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
     model.start_from(train.batch(chosen))
     return model

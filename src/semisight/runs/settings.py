@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from pydantic.fields import FieldInfo
 
+from semisight.data.features import is_feature_file
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer, Nonlinearity, check_keys, preset, suggest_architecture
 from semisight.setting import as_dict, fields, group, names, part, setting, unknown_name, words_of
@@ -159,6 +160,11 @@ class DataSettings:
             ("--captioned-images", self.captioned_images is not None),
             ("--only-captioned", self.only_captioned),
         ]
+
+    @property
+    def on_features(self) -> bool:
+        """Whether features take the place of pixels: a network's, or one's own."""
+        return self.backbone is not None or is_feature_file(self.source)
 
     @property
     def needs_labels(self) -> bool:
