@@ -10,6 +10,9 @@ import pytest
 from PIL import Image
 
 from semisight.data import survey
+from semisight.runs.images import sets_of
+from semisight.runs.inspecting import inspect
+from semisight.runs.settings import DataSettings, resolve
 from tests.cli.commands import ok, refused
 from tests.cli.photos import write_photos
 
@@ -144,6 +147,7 @@ def test_several_processes_see_what_one_sees(photos: tuple[Path, Path], monkeypa
 
 def test_large_images_are_decoded_by_chance(photos: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("semisight.data.workers.SMALL", 0)
+    monkeypatch.setattr("semisight.data.formats.pictures._QUICK_JPEG", 0)
     monkeypatch.setattr(survey, "LARGE_DECODED", 10)
     found = survey.survey_folder(photos[0])
     assert 0 < found.n_decoded <= 10 < len(found.seen)
@@ -157,3 +161,59 @@ def test_what_cannot_be_inspected_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text("mine")
     refused("inspect", "builtin:digits", "--out", tmp_path / "out.json")
     assert (tmp_path / "out.json").read_text() == "mine"
+
+
+def _write_scene(path: Path, number: int, size: tuple[int, int] = (96, 72), quality: int = 90) -> None:
+    """Smooth colours that no two numbers share."""
+    small = np.random.default_rng(number).integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path, quality=quality)
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 scenes; the first again smaller and harder pressed, the second again as it is, the third mirrored."""
+    folder = tmp_path_factory.mktemp("copies") / "photos"
+    folder.mkdir()
+    for number in range(40):
+        _write_scene(folder / f"{number:02}.jpg", number)
+    _write_scene(folder / "first-small.jpg", 0, (64, 48), 60)
+    shutil.copy(folder / "01.jpg", folder / "second-again.jpg")
+    Image.open(folder / "02.jpg").transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "third-mirrored.jpg")
+    return folder
+
+
+def test_near_duplicates_are_found_and_listed(copies: Path) -> None:
+    found = inspected(copies)
+    assert found["near_duplicates"] == [["00.jpg", "first-small.jpg"]]
+    assert found["duplicates"] == [["01.jpg", "second-again.jpg"]]
+    text = ok("inspect", copies, "--size", "16")
+    assert "1 image nearly repeats others, such as 00.jpg ~ first-small.jpg" in text
+
+
+def test_near_duplicates_with_two_labels_are_a_mistake(copies: Path, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    rows = [f"{n:02}.jpg,{'cat' if n % 2 else 'dog'}" for n in range(20)]
+    table.write_text("\n".join(["file,label", *rows, "first-small.jpg,cat", "second-again.jpg,cat"]))
+    found = inspected(copies, "--labels", table)
+    (mistake,) = [one for one in found["mistakes"] if one["kind"] == "two labels"]
+    assert mistake["message"].startswith("nearly the same picture has the labels ")
+    assert mistake["files"] == ["00.jpg", "first-small.jpg"]
+
+
+def test_copies_on_both_sides_of_the_split_are_a_mistake(copies: Path) -> None:
+    pairs = [{"00.jpg", "first-small.jpg"}, {"01.jpg", "second-again.jpg"}]
+    seen: dict[bool, int] = {}  # a seed that parts a pair, and one that does not
+    for seed in range(60):
+        valid = sets_of(DataSettings(source=str(copies), size=16), seed).valid
+        assert valid is not None
+        seen.setdefault(any(len(pair & set(valid.names)) == 1 for pair in pairs), seed)
+        if len(seen) == 2:
+            break
+    assert set(seen) == {True, False}
+    for parts, seed in seen.items():
+        found = inspect(resolve({"source": str(copies), "size": 16, "seed": seed}))
+        assert ("on both sides" in {mistake.kind for mistake in found.mistakes}) == parts
+
+
+def test_small_pictures_are_not_called_near_duplicates() -> None:
+    assert inspected("builtin:digits", "--limit", "200")["near_duplicates"] == []

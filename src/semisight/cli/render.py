@@ -427,6 +427,7 @@ def _inspection_lines(found: Inspection) -> list[str]:
         ("captions", f"{found.captions.captions:,} for {found.captions.images:,} images" if found.captions else "none"),
         ("unreadable", skipped_summary(found.skipped) or "none"),
         ("duplicates", _duplicates(found.duplicates)),
+        ("near-duplicates", _duplicates(found.near_duplicates, "nearly ", " ~ ")),
         ("layers", describe_architecture(found.architecture) if found.architecture else "none fit"),
         ("from pixels", _time(found.expected)),
         *_planned(found.plan),
@@ -491,6 +492,7 @@ def _inspected(found: Inspection) -> dict[str, Any]:
         "captions": None if found.captions is None else dataclasses.asdict(found.captions),
         "unreadable": _skipped(found.skipped),
         "duplicates": [list(group) for group in found.duplicates],
+        "near_duplicates": [list(group) for group in found.near_duplicates],
         "mistakes": [
             {"kind": m.kind, "message": m.message, "files": list(m.files[:_FILES]), "n_files": len(m.files)}
             for m in found.mistakes
@@ -526,12 +528,12 @@ def _tag_count(found: Inspection) -> str:
     return f"{len(found.tags)} of them, known of {found.n_tagged:,} images; {entries:,} entries ({share:.1%})"
 
 
-def _duplicates(groups: Sequence[Sequence[str]]) -> str:
+def _duplicates(groups: Sequence[Sequence[str]], how: str = "", sign: str = " = ") -> str:
     if not groups:
         return "none"
     extra = sum(len(group) - 1 for group in groups)
-    first = " = ".join(groups[0][:3]) + (" = ..." if len(groups[0]) > 3 else "")
-    return f"{extra:,} image{'s repeat' if extra != 1 else ' repeats'} others, such as {first}"
+    few = "; ".join(sign.join(group[:3]) + (f"{sign}..." if len(group) > 3 else "") for group in groups[:3])
+    return f"{extra:,} image{f's {how}repeat' if extra != 1 else f' {how}repeats'} others, such as {few}"
 
 
 def _time(expected: Expected | None) -> str:

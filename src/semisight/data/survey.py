@@ -1,8 +1,9 @@
 """What lies in a folder of images, file by file, without keeping a pixel: sizes, modes, what cannot be read, hashes.
 
 Every file is read once, its bytes hashed (two files with one hash are the same picture) and its header looked at.
-Small images are decoded as well; of large ones only some, drawn by chance: a damaged photo is found with certainty only
-where it is decoded, and a hundred thousand photos would take hours. Many files are shared out to one process per core.
+Small images are decoded as well, and JPEGs of middle size; of large ones only some, drawn by chance: a damaged photo,
+or one that is nearly the same as another (duplicates.py), is found with certainty only where it is decoded, and a
+hundred thousand photos would take hours. Many files are shared out to one process per core.
 """
 
 import random
@@ -33,6 +34,7 @@ class Seen:
     mode: str
     digest: str  # of the file's bytes
     deviation: float | None  # of its grey values, 0..255; None if it was not decoded
+    fingerprint: bytes | None = None  # duplicates.py
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def _gathered(folder: Path, names: Sequence[str], answers: dict[int, list[Any]],
         if len(answer) == 1:
             late.append(Skipped(printable(name), answer[0]))
             continue
-        height, width, grey, kind, mode, digest, deviation = answer
-        seen.append(Seen(printable(name), Header(height, width, grey), kind, mode, digest, deviation))
+        height, width, grey, kind, mode, digest, deviation, mark = answer
+        mark = None if mark is None else bytes.fromhex(mark)
+        seen.append(Seen(printable(name), Header(height, width, grey), kind, mode, digest, deviation, mark))
     return Survey(folder, tuple(seen), tuple(sorted([*skipped, *late], key=lambda skip: skip.name)))

@@ -106,7 +106,8 @@ def examine(path: str | os.PathLike[str], large_too: bool, max_pixels: int) -> l
         return [str(error)]
     header = look.header
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return [header.height, header.width, header.grey, look.format, look.mode, digest, look.deviation]
+    mark = None if look.fingerprint is None else look.fingerprint.hex()
+    return [header.height, header.width, header.grey, look.format, look.mode, digest, look.deviation, mark]
 
 
 def decode(path: str, target: npt.NDArray[np.uint8], max_pixels: int) -> list[Any]:

@@ -16,6 +16,7 @@ import torch
 from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
+from semisight.data.duplicates import Groups, fingerprint, nearly_same, same
 from semisight.data.formats.folders import choose_size, folder_labels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.sources import Kind, kind_of
@@ -24,7 +25,7 @@ from semisight.errors import UserError
 from semisight.model.architecture import Architecture
 from semisight.runs.encoder_choice import Planned, planned
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
-from semisight.runs.images import BUILTIN, Progress, Sets, captioned, shape_on_disk, with_labels, with_tags
+from semisight.runs.images import BUILTIN, Progress, Sets, captioned, parted, shape_on_disk, with_labels, with_tags
 from semisight.runs.settings import DataSettings, Settings
 from semisight.runs.time_plan import fitted_to, minutes_of, training_minutes
 
@@ -75,7 +76,8 @@ class Inspection:
     n_tagged: int
     captions: Captions | None
     skipped: tuple[Skipped, ...]
-    duplicates: tuple[tuple[str, ...], ...]
+    duplicates: Groups
+    near_duplicates: Groups
     mistakes: tuple[Mistake, ...]
     notes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -99,6 +101,7 @@ class _Look:
     modes: Counter[str]
     formats: Counter[str]
     digests: Sequence[str]
+    fingerprints: Sequence[bytes | None]
     constant: tuple[str, ...]
     long: tuple[str, ...]
 
@@ -113,8 +116,9 @@ def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
         images = _tried(LABELS, images, lambda: with_labels(images, data), mistakes)
     images = _tried(TAGS, images, lambda: with_tags(images, data), mistakes) if data.tags is not None else images
     images = _with_captions(images, data, mistakes)
-    duplicates = _same(images.names, look.digests)
-    mistakes += _pictures(look) + _labels(images, duplicates)
+    duplicates = same(images.names, look.digests)
+    near = nearly_same(images.names, look.fingerprints, look.digests)
+    mistakes += _pictures(look) + _labels(images, duplicates, near) + _straddling(images, duplicates, near, data, seed)
     if images.labels is None and data.use_labels and data.labels is None:
         mistakes += _folders_as_classes(images)
     architecture, expected, plan, shape = _plan(settings, images, look.shape, mistakes)
@@ -132,6 +136,7 @@ def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
         captions=None if per_image is None else Captions(sum(map(bool, per_image)), sum(map(len, per_image))),
         skipped=images.skipped,
         duplicates=duplicates,
+        near_duplicates=near,
         mistakes=tuple(mistakes),
         notes=look.images.notes,
         shape=shape,
@@ -216,37 +221,33 @@ def _folder(survey: Survey, data: DataSettings, decided: tuple[tuple[int, int, i
         modes=Counter(one.mode for one in seen),
         formats=Counter(one.format for one in seen),
         digests=[one.digest for one in seen],
+        fingerprints=[one.fingerprint for one in seen],
         constant=tuple(one.name for one in seen if one.deviation is not None and one.deviation < CONSTANT),
         long=tuple(name for name, h, w in sides if max(h, w) >= LONG * min(h, w)),
     )
 
 
 def _loaded(images: ImageSet) -> _Look:
-    digests, constant = [], []
+    digests, constant = [], list[str]()
+    fingerprints: list[bytes | None] = []
     for index in torch.arange(len(images)).split(1024):
         pixels = images.images[index]
         scale = 1.0 if pixels.dtype == torch.uint8 else 255.0
         deviations = pixels.float().flatten(1).std(1, correction=0) * scale
         constant += [images.names[i] for i in index[deviations < CONSTANT].tolist()]
         digests += [hashlib.blake2b(one.numpy().tobytes(), digest_size=16).hexdigest() for one in pixels]
+        grey = (pixels.float() * scale).mean(1).round().to(torch.uint8).numpy()
+        fingerprints += [fingerprint(one) for one in grey]
     channels, height, width = images.shape
     n = len(images)
     mode = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
     return _Look(
         images, images.shape, n, Counter({f"{width} x {height}": n}), Counter({mode: n}), Counter(), digests,
-        tuple(constant), (),
+        fingerprints, tuple(constant), (),
     )  # fmt: skip
 
 
 # ---- what may be wrong ----
-
-
-def _same(names: Sequence[str], digests: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Groups of images that are the same, the largest first."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, digest in zip(names, digests, strict=True):
-        groups[digest].append(name)
-    return tuple(sorted((tuple(group) for group in groups.values() if len(group) > 1), key=lambda g: (-len(g), g)))
 
 
 def _pictures(look: _Look) -> list[Mistake]:
@@ -259,31 +260,52 @@ def _pictures(look: _Look) -> list[Mistake]:
     return found
 
 
-def _labels(images: ImageSet, duplicates: Sequence[Sequence[str]]) -> list[Mistake]:
+def _labels(images: ImageSet, duplicates: Groups, near: Groups) -> list[Mistake]:
     if images.labels is None:
         return []
     place = {name: i for i, name in enumerate(images.names)}
     label_of = images.labels.tolist()
     found = []
-    for group in duplicates:
+    alike = {"the same": duplicates, "nearly the same": near}
+    for what, group in ((what, group) for what, groups in alike.items() for group in groups):
         known = {label_of[place[name]] for name in group} - {-1}
         if len(known) > 1:
             words = " and ".join(images.class_names[c] for c in sorted(known))
-            message = f"the same picture has the labels {words}: {', '.join(group[:5])}"
+            message = f"{what} picture has the labels {words}: {', '.join(group[:5])}"
             found.append(Mistake("two labels", message, tuple(group)))
     counts = _classes(images) or ()
     tiny = [f"{name} ({count})" for name, count in counts if 0 < count < TINY_CLASS]
     if tiny:
         message = f"{_few(tiny)}: classes with fewer than {TINY_CLASS} labels are hardly learned"
         found.append(Mistake("tiny class", message))
-    alike: dict[str, list[str]] = defaultdict(list)
+    spelled: dict[str, list[str]] = defaultdict(list)
     for name in images.class_names:
-        alike["".join(name.split()).casefold().replace("_", "").replace("-", "")].append(name)
-    for names in alike.values():
+        spelled["".join(name.split()).casefold().replace("_", "").replace("-", "")].append(name)
+    for names in spelled.values():
         if len(names) > 1:
             listed = ", ".join(repr(name) for name in names)
             found.append(Mistake("alike classes", f"classes that differ in spelling only: {listed}"))
     return found
+
+
+def _straddling(images: ImageSet, duplicates: Groups, near: Groups, data: DataSettings, seed: int) -> list[Mistake]:
+    """Pictures that train would learn from and also measure on, in another copy."""
+    if data.valid_fraction <= 0:
+        return []
+    try:
+        valid = parted(images, data, seed).valid
+    except UserError:  # told elsewhere
+        return []
+    aside = set() if valid is None else set(valid.names)
+    both = [group for group in (*duplicates, *near) if 0 < len(aside.intersection(group)) < len(group)]
+    files = list(dict.fromkeys(name for group in both for name in group))
+    if not files:
+        return []
+    message = (
+        f"{len(files):,} images that are the same or nearly so fall on both sides of training and held-out images: "
+        "what is measured on the held-out ones will look too good. Remove copies first"
+    )
+    return [Mistake("on both sides", message, tuple(files))]
 
 
 def _folders_as_classes(images: ImageSet) -> list[Mistake]:
