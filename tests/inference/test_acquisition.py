@@ -87,3 +87,17 @@ def test_probabilities_are_averaged_over_codes(pooling: str) -> None:
         expected = head.scores(posterior.mean + posterior.log_spread.exp() * eps).softmax(2).mean(0)
         torch.testing.assert_close(many.probabilities, expected, atol=0.05, rtol=0)
         assert float((one.probabilities - expected).abs().max().detach()) > 0.05
+
+
+def test_a_doubtful_image_that_stands_for_others_comes_before_one_that_is_like_none() -> None:
+    """120 small groups of three, and one image far from all of them: it is farthest, yet the last to be asked about."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.nn.functional.normalize(torch.randn(120, 8, generator=generator), dim=1)
+    codes = torch.cat([groups.repeat_interleave(3, 0) + 0.01 * torch.randn(360, 8, generator=generator)])
+    doubt = torch.ones(360)
+    chosen = choose_next(codes, doubt, torch.ones(360, dtype=torch.bool), 120)
+    assert len({place // 3 for place in chosen}) > 110  # nearly every group once before any comes twice
+    certain = doubt.clone()
+    certain[:180] = 0.01  # half of the groups are in no doubt
+    asked = choose_next(codes, certain, torch.ones(360, dtype=torch.bool), 40)
+    assert sum(place >= 180 for place in asked) >= 36

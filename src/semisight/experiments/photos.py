@@ -106,7 +106,7 @@ def split_of(photos: Photos, n: int, seed: int, per_class: int = PER_CLASS) -> S
 
 def run(request: Request) -> list[results.Row]:
     """Every cell that the results file does not hold yet."""
-    photos, name = _photos(request)
+    photos, name = photos_of(request)
     per_class = 5 if request.smoke else PER_CLASS
     cells = [
         Cell(f"{name}/{row}", seed, METRICS, str(n))
@@ -134,7 +134,7 @@ def run(request: Request) -> list[results.Row]:
     return fill(TABLE, request, cells, measure)
 
 
-def _photos(request: Request) -> tuple[Callable[[], Photos], str]:
+def photos_of(request: Request) -> tuple[Callable[[], Photos], str]:
     """Read when the first cell is measured; at smoke size digits stand in, their pixels for features."""
     if request.smoke:
         data = DataSettings(source="builtin:digits", valid_fraction=0.0)

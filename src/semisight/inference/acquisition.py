@@ -1,17 +1,20 @@
 """Beyond the paper: which image to label next, and which given labels are doubtful.
 
-    p(c | X)     = E_q(s|X) p(c | s)                            the mean over codes drawn for an image
-    doubt(X)     = 1 - (p of the best label - p of the second)  small where every code says the same
-    next         = argmax over X of doubt(X) x distance(X)      one after the other
+    p(c | X)          = E_q(s|X) p(c | s)                            the mean over codes drawn for an image
+    doubt(X)          = 1 - (p of the best label - p of the second)  small where every code says the same
+    representatives   k-means of the codes without a label, each weighted by its doubt; the nearest to each centre
+    next              = argmax over these of doubt(X) x distance(X)  one after the other
 
-The distance is the angle between the code of an image and the nearest code that has a label or was chosen before: ten
-images of one doubtful kind teach little more than one of them.
+Weighted k-means is that of Zhdanov (2019, diverse mini-batch active learning): ten images of one doubtful kind teach
+little more than one of them, and an image that is like no other teaches little about others. The distance is the angle
+between the code of an image and the nearest code that has a label or was chosen before.
 
 A given label is doubtful where the labels of the nearest other codes and the model's own opinion speak against it, one
 as loud as the other. The neighbours know nothing of the image's own label, which a model may have learned by heart;
 the model knows more than ten neighbours while it has not. Measured in docs/experiments.md.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +30,7 @@ from semisight.objectives.step import Images
 
 N_CODES = 20
 _MOST_KNOWN = 2000  # labelled codes that new images are kept away from
+_LEAST_CENTRES, _MOST_CLUSTERED = 100, 20_000  # centres; images, the most doubtful, that they are of
 _NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in propagation.py
 
 
@@ -78,6 +82,10 @@ def choose_next(codes: Tensor, doubt: Tensor, open_: Tensor, n: int, known: Tens
     if len(labelled):
         some = labelled[:: -(-len(labelled) // _MOST_KNOWN)]
         distance = torch.cat([1 - (part @ some.T).amax(1) for part in mine.split(4096)]).double().clamp_min(0)
+    # those that stand for no others come after all that do
+    order = torch.full((len(places),), 1e-6, dtype=torch.float64)
+    order[_representatives(mine, worth, max(n, _LEAST_CENTRES))] = 1.0
+    worth = worth * order
     chosen = []
     for _ in range(min(n, len(places))):
         best = int((worth * (distance + 1e-9)).argmax())
@@ -85,6 +93,26 @@ def choose_next(codes: Tensor, doubt: Tensor, open_: Tensor, n: int, known: Tens
         distance = torch.minimum(distance, (1 - mine @ mine[best]).double().clamp_min(0))
         worth[best] = -1.0  # never again, also where all others are at distance 0
     return chosen
+
+
+def _representatives(directions: Tensor, weight: Tensor, k: int) -> Tensor:
+    """Positions of at most k images that stand for the others: the nearest to each centre of weighted k-means."""
+    from sklearn.cluster import KMeans
+
+    most = weight.topk(min(_MOST_CLUSTERED, len(weight))).indices.sort().values
+    if len(most) <= k:
+        return most
+    rows, mass = directions[most], weight[most].float()
+    with warnings.catch_warnings():  # fewer different images than centres
+        warnings.simplefilter("ignore")
+        found = KMeans(k, n_init=1, max_iter=20, random_state=0).fit(rows.numpy(), sample_weight=mass.numpy())
+    of = torch.from_numpy(found.labels_).long()
+    nearest_ones = []
+    for centre in of.unique().tolist():
+        members = (of == centre).nonzero().squeeze(1)
+        middle = (rows[members] * mass[members, None]).mean(0)
+        nearest_ones.append(int(members[(rows[members] @ middle).argmax()]))
+    return most[nearest_ones]
 
 
 def doubt_in_labels(seen: Seen, labels: Tensor) -> tuple[Tensor, Tensor]:
