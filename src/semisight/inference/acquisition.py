@@ -30,7 +30,7 @@ from semisight.objectives.step import Images
 
 N_CODES = 20
 _MOST_KNOWN = 2000  # labelled codes that new images are kept away from
-_LEAST_CENTRES, _MOST_CLUSTERED = 100, 20_000  # centres; images, the most doubtful, that they are of
+_LEAST_CENTRES, _MOST_CLUSTERED = 8, 20_000  # centres; images, the most doubtful, that they are of
 _NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in propagation.py
 
 
