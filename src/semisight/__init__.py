@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from semisight.estimator import SemiSight
     from semisight.model.architecture import Architecture, Layer
     from semisight.model.decoder import Decoder
+    from semisight.model.encoders.deep import DeepEncoder
     from semisight.model.encoders.paper import PaperEncoder
     from semisight.model.heads.captions import CaptionHead
     from semisight.model.heads.labels import BayesianSVM, Softmax
@@ -42,6 +43,7 @@ _HOME_OF = {
     "Captions": "objectives.captions",
     "Consistency": "objectives.consistency",
     "Decoder": "model.decoder",
+    "DeepEncoder": "model.encoders.deep",
     "Features": "data.features",
     "ImageModel": "model.image_model",
     "ImageSet": "data.image_set",
@@ -78,6 +80,7 @@ __all__ = [
     "Captions",
     "Consistency",
     "Decoder",
+    "DeepEncoder",
     "Features",
     "ImageModel",
     "ImageSet",

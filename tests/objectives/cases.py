@@ -18,12 +18,14 @@ from semisight.data.augment import Augment
 from semisight.data.vocabulary import Vocabulary
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.decoder import Decoder
+from semisight.model.encoders.deep import DeepEncoder
 from semisight.model.heads.captions import CaptionHead, words_per_caption
 from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.model.heads.tags import TagHead
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.places import Chosen
-from semisight.model.posterior import NetworkEncoder, Noise, Posterior
+from semisight.model.ops.batch_norm import settle
+from semisight.model.posterior import NetworkEncoder, Noise, Posterior, batch_last
 from semisight.objectives.captions import Captions
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.labels import Labels
@@ -82,15 +84,26 @@ def network_encoder(generator: torch.Generator) -> NetworkEncoder:
     return NetworkEncoder(network, TINY.code_shape)
 
 
-ENCODERS = ("sampled", "expected", "max", "network", "own")
+def deep_encoder(generator: torch.Generator) -> DeepEncoder:
+    """With running statistics: batch normalisation itself makes images depend on each other (test_deep.py)."""
+    encoder = DeepEncoder(TINY, generator, width=0.2)
+    encoder.start_from(IMAGES.mean(0)[..., None], IMAGES.var())
+    encoder.code(batch_last(IMAGES), torch.zeros(()))
+    settle(encoder)
+    with torch.no_grad():
+        encoder.code_maps.weight[: TINY.code_shape[0]] *= 6  # images that differ as much as those of the others do
+    return encoder.eval()
+
+
+ENCODERS = ("sampled", "expected", "max", "network", "own", "deep")
 EXACT = tuple(name for name in ENCODERS if name != "sampled")
 
 
 def model_with(encoder: str) -> ImageModel:
     generator = torch.Generator().manual_seed(1)
-    if encoder in ("network", "own"):
-        made = network_encoder(generator) if encoder == "network" else OwnEncoder(generator)
-        model = ImageModel(made, Decoder(TINY, generator))
+    makers = {"network": network_encoder, "own": OwnEncoder, "deep": deep_encoder}
+    if encoder in makers:
+        model = ImageModel(makers[encoder](generator), Decoder(TINY, generator))
     else:
         model = ImageModel.of(TINY, encoder, seed=1)  # type: ignore[arg-type]
     model.start_from(IMAGES)

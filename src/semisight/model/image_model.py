@@ -117,15 +117,16 @@ class ImageModel(nn.Module):
         generator: torch.Generator,
         rows: slice | None = None,
         dtype: torch.dtype | None = None,
+        places: bool = True,
     ) -> Noise:
-        """Random numbers for `batch` images; with `rows`, those of a part of them.
+        """Random numbers for `batch` images; with `rows`, those of a part of them; without `places`, those of s alone.
 
         Several processes draw for the whole global batch and keep their rows: they then train what one process would.
         """
         rows, dtype = rows or slice(0, batch), dtype or self.decoder.log_alpha0.dtype
         eps = torch.randn(*self.encoder.code_shape, batch, generator=generator, dtype=dtype)[..., rows]
         uniform = []
-        for index in self.architecture.pooled_layers if self.encoder.has_places else ():
+        for index in self.architecture.pooled_layers if places and self.encoder.has_places else ():
             shape = (self.architecture.layers[index].maps, *self.architecture.shapes[index].pooled, batch)
             uniform.append(torch.rand(shape, generator=generator, dtype=dtype)[..., rows].to(self.device))
         return Noise(eps.to(self.device), tuple(uniform))

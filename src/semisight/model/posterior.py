@@ -10,7 +10,7 @@ All maps have the batch as their last axis (see ops/pooling.py).
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,15 @@ class Encoder(Protocol):
 
     def start_from(self, mean: Tensor, variance: Tensor) -> None:
         """Told the training images' mean [C, H, W, 1] and variance, before the first step."""
+        ...
+
+
+@runtime_checkable
+class CodeAlone(Protocol):
+    """What an encoder may have beside, where its s does not look at z: then z is left out where nothing is decoded."""
+
+    def code(self, x: Tensor, eps: Tensor) -> Posterior:
+        """A draw of s alone."""
         ...
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from semisight.errors import UserError
 from semisight.model.decoder import Decoded, maximising_alpha0
 from semisight.model.image_model import ImageModel
-from semisight.model.posterior import Noise, Posterior, batch_last
+from semisight.model.ops.batch_norm import settle
+from semisight.model.posterior import CodeAlone, Noise, Posterior, batch_last
 from semisight.objectives.bound import Bound, image_bound
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.contrastive import contrastive
@@ -123,6 +124,7 @@ class Joint(nn.Module):
     # ---- a step ----
 
     def forward(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Step:
+        settle(self.model, keep=False)  # what a step saw that was thrown away
         if not self.training:
             x, posterior, decoded = self.infer(batch.images, generator, rows)
             bound = image_bound(x, posterior, decoded, self.model.decoder)
@@ -225,10 +227,13 @@ class Joint(nn.Module):
 
     def encode(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Posterior:
         """A draw from q(s, z | X) alone, for what is learned on the code of images that need not be decoded."""
-        return self.model.encoder(batch_last(images), self._noise(images, generator, rows))
+        encoder, x = self.model.encoder, batch_last(images)
+        if isinstance(encoder, CodeAlone):
+            return encoder.code(x, self._noise(images, generator, rows, places=False).eps)
+        return encoder(x, self._noise(images, generator, rows))
 
-    def _noise(self, images: Tensor, generator: torch.Generator, rows: Rows) -> Noise:
-        noise = self.model.noise(rows.total, generator, slice(rows.start, rows.stop), torch.float32)
+    def _noise(self, images: Tensor, generator: torch.Generator, rows: Rows, places: bool = True) -> Noise:
+        noise = self.model.noise(rows.total, generator, slice(rows.start, rows.stop), torch.float32, places)
         return Noise(noise.eps.to(images), tuple(u.to(images) for u in noise.uniform))
 
     @torch.no_grad()
@@ -285,6 +290,7 @@ class Joint(nn.Module):
             self._squares = None
         for target in self._targets:
             target.after_step()
+        settle(self.model)
         self.step.fill_(global_step)
 
     def rate_multipliers(self) -> Mapping[str, float]:

@@ -80,4 +80,6 @@ def load_optimiser(
     for key, value in tensors.items():
         what, _, name = key.partition(_BETWEEN)
         parameter = parameters[name]
-        optimiser.state[parameter][what] = value.to(parameter.device).clone()
+        like = value.shape == parameter.shape  # in memory as the parameter is: a fused step reads both in one order
+        kept = torch.empty_like(parameter, dtype=value.dtype) if like else torch.empty_like(value).to(parameter.device)
+        optimiser.state[parameter][what] = kept.detach().copy_(value)

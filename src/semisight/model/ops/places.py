@@ -320,6 +320,18 @@ def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     return torch.softmax(weights.logits(blocks.reshape(blocks.shape[0], -1))[1], dim=0).view(blocks.shape)
 
 
+def choose_from_logits(logits: Tensor, uniform: Tensor, through: bool) -> Chosen:
+    """The same where an encoder gives eta itself, [P, K, h, w, B]. It pools by other means: `pooled` is only the index."""
+    log_q = logits.contiguous().log_softmax(0)
+    q = log_q.exp()
+    with torch.no_grad():
+        reached = q[:-1].cumsum(0)  # not the last place, so that rounding never loses a block
+        index = (reached <= uniform).sum(0).to(q.dtype)
+    token = q - q.detach() if through else q.new_zeros(()).expand(q.shape)
+    log_q_z = log_q.gather(0, index.long()[None])[0]
+    return Chosen(Drawn(index, token), index, (q * log_q).sum(0), log_q_z)
+
+
 def naive_choose_places(
     blocks: Tensor, weights: PoolingWeights, uniform: Tensor, expected: bool, through: bool
 ) -> Chosen:
