@@ -53,6 +53,7 @@ class Stream(Enum):
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
     MAPPED = ("order", 45)  # images of the report's map
+    SYMMETRIES = ("order", 60)  # labelled images that say which symmetries keep the label
 
     TRAINING = ("noise", 0)
     VALIDATION = ("noise", 1)

@@ -23,8 +23,8 @@ from semisight.model.heads.captions import CaptionHead, words_per_caption
 from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.model.heads.tags import TagHead
 from semisight.model.image_model import ImageModel
-from semisight.model.ops.places import Chosen
 from semisight.model.ops.batch_norm import settle
+from semisight.model.ops.places import Chosen
 from semisight.model.posterior import NetworkEncoder, Noise, Posterior, batch_last
 from semisight.objectives.captions import Captions
 from semisight.objectives.consistency import Consistency

@@ -33,6 +33,7 @@ from semisight.objectives.joint import Joint
 from semisight.objectives.labels import Labels
 from semisight.objectives.targets import Xi
 from semisight.random import Stream, reseed
+from semisight.runs.deep import AVERAGE, BOUND, LEARNING_RATE, SMOOTHING, WEIGHT_DECAY, deep_consistency
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import Schedule, TrainConfig
 from semisight.training.state import TrainerState
@@ -76,6 +77,9 @@ class LabelRow:
     consistency  its augmentation is chosen by the colours of the images
     epochs       None: as long as there is time
     layers       None: as suits the size of the images
+    deep         the deep encoder with its recipe (runs/deep.py); of `consistency` only pseudo-labels and bound count
+    smoothing    of the given labels
+    threshold    of pseudo-labels
     on_set       by the name of a data set, what is different there
     """
 
@@ -94,6 +98,10 @@ class LabelRow:
     average: float | None = None
     epochs: int | None = 25
     layers: tuple[Layer, ...] | None = None
+    deep: bool = False
+    smoothing: float = 0.0
+    threshold: float | None = 0.95
+    weight_decay: float = 0.0
     on_set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, name: str) -> "LabelRow":
@@ -115,8 +123,29 @@ class LabelRow:
             learning_rate=self.learning_rate,
             schedule=self.schedule,
             average_decay=self.average,
+            weight_decay=self.weight_decay,
             **{"max_epochs": 1 if request.smoke else self.epochs, "max_minutes": request.minutes, **settings},
         )
+
+
+DEEP = LabelRow(
+    gradient="local",
+    pooling="expected",
+    nonlinearity="norm-relu",
+    softmax=True,
+    beside=128,
+    consistency=Consistency(bound_weight=BOUND),
+    learning_rate=LEARNING_RATE,
+    weight_decay=WEIGHT_DECAY,
+    schedule="one-cycle",
+    average=AVERAGE,
+    epochs=None,  # the minutes say how long
+    deep=True,
+    smoothing=SMOOTHING,
+    threshold=None,
+)
+DEEP_NO_BOUND = replace(DEEP, consistency=Consistency(bound_weight=0.0))
+DEEP_ALONE = replace(DEEP, consistency=Consistency(0.0, bound_weight=0.0))
 
 
 def image_model(row: LabelRow, images: ImageSet, seed: int) -> ImageModel:
@@ -125,7 +154,10 @@ def image_model(row: LabelRow, images: ImageSet, seed: int) -> ImageModel:
         if row.layers is None
         else Architecture(images.shape, row.layers, row.nonlinearity)
     )
-    model = ImageModel.of(architecture, row.pooling, seed, reach=row.reach)
+    if row.deep:
+        model = ImageModel.deep(architecture, seed, places=row.pooling != "max")
+    else:
+        model = ImageModel.of(architecture, row.pooling, seed, reach=row.reach)
     model.start_from(images.batch(torch.arange(min(len(images), START_IMAGES))))
     return model
 
@@ -158,12 +190,15 @@ def compose(row: LabelRow, images: ImageSet, seed: int) -> Learner:
     kind = Softmax if row.softmax else BayesianSVM
     head: nn.Module = kind(model.code_size, n_classes, generator=generator)
     how = row.consistency
-    if how is not None:
+    if how is not None and row.deep:
+        weight = how.bound_weight if how.bound_weight is not None else BOUND
+        how = deep_consistency(images, labels, seed, how.pseudo_labels, weight)
+    elif how is not None:
         how = replace(how, augment=augment_for(images.shape[0]))
     plan = row.plan(labels)
     joint = Joint(
         model,
-        [Labels(head, labels, xi=row.xi)],
+        [Labels(head, labels, xi=row.xi, threshold=row.threshold, smoothing=row.smoothing)],
         gradient=gradient_named(row.gradient, seed),
         consistency=how,
         rho={"labels": share_of_batch(labels >= 0, plan)},

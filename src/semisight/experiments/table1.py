@@ -31,6 +31,10 @@ on validation images: it tells models apart that err on as many images.
                        layer more), a thousand times the paper's xi,
                        augmented images, softmax
     vae-d-ours         the same with deterministic pooling and unpooling
+    deep               the deep encoder with the recipe that is the same on
+                       every set (runs/deep.py), one cycle of as many minutes
+                       as --minutes says
+    deep-no-bound      the same without the image model
     vae-printed        as printed: nvil, sampled pooling, the paper's xi
     vae-local          the same with the local gradient and expected pooling
     vae-d-local        vae-local with deterministic pooling and unpooling
@@ -58,7 +62,7 @@ import torch
 
 from semisight.errors import UserError
 from semisight.experiments import results
-from semisight.experiments.label_rows import LabelRow, Parts, compose, image_model, labels_of, train
+from semisight.experiments.label_rows import DEEP, LabelRow, Parts, compose, image_model, labels_of, train
 from semisight.experiments.table import Cell, Measured, Request, fill
 from semisight.experiments.table1_samplers import (
     EM,
@@ -84,6 +88,7 @@ from semisight.model.image_model import ImageModel
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.targets import Xi
 from semisight.random import Stream
+from semisight.runs.deep import BOUND
 from semisight.sampling.beta_mode import maximise_beta
 from semisight.training.devices import use_threads
 
@@ -95,7 +100,7 @@ _VAE_D = {"mnist": ("0.42", "0.007"), "cifar-10": ("10.74", "0.02")}
 PAPER: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "gibbs": {"mnist": ("0.37", "3.1"), "cifar-10": ("8.21", "10.4")},
     **{row: {"mnist": ("0.45", "0.8"), "cifar-10": ("9.04", "1.1")} for row in ("mcem", "mcem-longer")},
-    **{row: _VAE for row in ("vae", "vae-near", "vae-bound", "vae-ours", "vae-printed", "vae-local")},
+    **{row: _VAE for row in ("vae", "vae-near", "vae-bound", "vae-ours", "deep", "vae-printed", "vae-local")},
     **{row: _VAE_D for row in ("vae-d", "vae-d-same-xi", "vae-d-bound", "vae-d-ours", "vae-d-local")},
 }
 
@@ -132,6 +137,7 @@ PAPERS = replace(
     epochs=20,
     on_set={"cifar-10": {"epochs": 5, "learning_rate": 5e-4}},
 )
+DEEP_ALL = replace(DEEP, beside=None, batch_size=256, consistency=replace(AUGMENTED, bound_weight=BOUND))
 NEAR = replace(PAPERS, reach=1.0)
 PAPERS_D = replace(PAPERS, pooling="max", on_set={"cifar-10": {"epochs": 5, "learning_rate": 2e-4}})
 LEARNED = {
@@ -143,6 +149,8 @@ LEARNED = {
     "vae-bound": replace(NEAR, xi=Xi(1.0)),
     "vae-d-ours": replace(OURS, pooling="max"),
     "vae-ours": OURS,
+    "deep": DEEP_ALL,
+    "deep-no-bound": replace(DEEP_ALL, consistency=replace(AUGMENTED, bound_weight=0.0)),
     "vae-printed": PRINTED,
     "vae-local": LOCAL,
     "vae-d-local": replace(LOCAL, pooling="max"),

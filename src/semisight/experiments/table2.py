@@ -25,6 +25,10 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
                           pseudo-labels of the unlabelled ones (objectives/consistency.py)
     consistency-no-bound  `consistency` without the image model: what the bound is worth
     labelled-alone        the network of `consistency`, as many steps and labelled images a step, without the others
+    deep                  the deep encoder with the recipe that is the same on every set (runs/deep.py); one cycle of as
+                          many minutes as --minutes says
+    deep-no-bound         `deep` without the image model
+    deep-labelled-alone   `deep` on the labelled images alone, as many minutes
 """
 
 from dataclasses import replace
@@ -45,6 +49,9 @@ from semisight.data.columns import choose_labelled, hide_labels
 from semisight.data.image_set import ImageSet
 from semisight.experiments import results
 from semisight.experiments.label_rows import (
+    DEEP,
+    DEEP_ALONE,
+    DEEP_NO_BOUND,
     LabelRow,
     Parts,
     compose,
@@ -68,7 +75,7 @@ from semisight.training.trainer import Trainer
 TABLE = "table2"
 STOPPED, LAST = "error_stopped", "error"
 N_VALID = 10_000
-ALONE = "labelled-alone"
+ALONE, DEEP_ONES = "labelled-alone", "deep-labelled-alone"
 PRINTED = LabelRow()
 LOCAL = replace(PRINTED, gradient="local", pooling="expected")
 CONSISTENCY = LabelRow(
@@ -91,6 +98,9 @@ SETTINGS = {
     "softmax": replace(LOCAL, softmax=True),
     "consistency": CONSISTENCY,
     "consistency-no-bound": replace(CONSISTENCY, consistency=Consistency(contrastive=0, spreading=0, bound_images=0)),
+    "deep": DEEP,
+    "deep-no-bound": DEEP_NO_BOUND,
+    DEEP_ONES: DEEP_ALONE,
     ALONE: replace(CONSISTENCY, consistency=Consistency(0, contrastive=0, spreading=0, bound_images=0)),
 }
 NETWORKS = {
@@ -119,7 +129,7 @@ PAPER = {
     "ladder-full": {10: "1.06", 100: "0.84"},
     "ladder-gamma-conv": {10: "0.89", 60: "0.82", 100: "0.74", 300: "0.63"},
     "xi0-tsvm": {10: "5.83", 60: "2.19", 100: "1.75", 300: "1.42"},
-    **{row: _OURS for row in ("printed", "local", "consistency")},
+    **{row: _OURS for row in ("printed", "local", "consistency", "deep")},
 }
 
 
@@ -182,7 +192,7 @@ def measure_row(row: str, of: Parts, seed: int, place: Path, request: Request) -
     """The error of the last weights, and of those with the least validation error."""
     setting = SETTINGS[row]
     settings: dict[str, Any] = {}
-    if row == ALONE:
+    if row in (ALONE, DEEP_ONES):
         setting, of, settings = without_the_others(setting, of, request.smoke)
     trained = train(setting, compose(setting, of.train, seed), of, seed, place, request, **settings)
     values = {

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from semisight.model.architecture import Architecture, Nonlinearity, preset, suggest_architecture
 from semisight.model.decoder import Decoder
+from semisight.model.encoders.deep import DeepEncoder
 from semisight.model.encoders.paper import PaperEncoder, Pooling
 from semisight.model.ops.pooling import FAST, Operators
 from semisight.model.posterior import Encoder, Noise, Posterior, batch_first, batch_last, flat_code, maps_of_code
@@ -55,6 +56,28 @@ class ImageModel(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         encoder = PaperEncoder(architecture, pooling, generator, operators=operators, reach=reach)
         return cls(encoder, Decoder(architecture, generator, operators=operators))
+
+    @classmethod
+    def deep(
+        cls,
+        architecture: Architecture,
+        seed: int = 0,
+        width: float = 1.0,
+        places: bool = True,
+        bf16: bool = False,
+    ) -> Self:
+        """The deep encoder with the paper's decoder.
+
+        Args:
+            architecture: the layers of the decoder.
+            seed: of the start.
+            width: times so many maps in every layer of the encoder.
+            places: choose places z; without, values go to fixed ones.
+            bf16: convolve in bfloat16 while learning.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        encoder = DeepEncoder(architecture, generator, width, places, bf16)
+        return cls(encoder, Decoder(architecture, generator))
 
     @classmethod
     def paper(cls, name: str, pooling: Pooling = "sampled", seed: int = 0) -> Self:

@@ -31,6 +31,9 @@ class Consistency:
         bound_images: how many images of a batch enter the bound; 0 leaves the image model out, None takes all.
         temperature: of the contrastive term.
         spread: how labels spread.
+        weak_augment: another augmentation under which the averaged model is asked, in full strength.
+        bound_weight: so many nats of the bound per number of the image beside one nat per label; the loss is then in
+            nats per labelled image. None: the bound has weight 1, and the labels have xi.
     """
 
     pseudo_labels: float = 1.0
@@ -42,10 +45,12 @@ class Consistency:
     bound_images: int | None = 64
     temperature: float = 0.2
     spread: LabelSpreading = field(default_factory=LabelSpreading)
+    weak_augment: Augment | None = None
+    bound_weight: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("pseudo_labels", "contrastive", "spreading", "weak", "strong"):
-            if not 0 <= getattr(self, name) < float("inf"):
+        for name in ("pseudo_labels", "contrastive", "spreading", "weak", "strong", "bound_weight"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"{name} must be a number of at least 0, not {getattr(self, name)!r}.")
         if self.bound_images is not None and self.bound_images < 0:
             raise UserError(f"bound_images must be at least 0, not {self.bound_images!r}.")

@@ -16,6 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from semisight.data.augment import Augment
 from semisight.errors import UserError
 from semisight.model.decoder import Decoded, maximising_alpha0
 from semisight.model.image_model import ImageModel
@@ -158,14 +159,17 @@ class Joint(nn.Module):
     def _consistent(self, batch: Batch, generator: torch.Generator, rows: Rows, how: Consistency) -> Step:
         step = int(self.step)
 
-        def augmented(strength: float) -> Tensor:
-            return how.augment.of_rows(batch.images, generator, strength, rows.total, rows.start)
+        def augmented(strength: float, augment: Augment = how.augment) -> Tensor:
+            return augment.of_rows(batch.images, generator, strength, rows.total, rows.start)
+
+        def weak() -> Tensor:
+            return augmented(how.weak) if how.weak_augment is None else augmented(1.0, how.weak_augment)
 
         views = [self.encode(augmented(how.strong), generator, rows) for _ in range(2 if how.contrastive > 0 else 1)]
         given = [target.rows(batch.index, generator, rows) for target in self._targets]
         others = [target.lacking()[batch.index.cpu()].to(batch.images.device) for target in self._targets]
         asks = how.pseudo_labels > 0 and any(target.rho < 1 for target in self._targets)
-        believed = self._beliefs(augmented(how.weak), others, generator, rows) if asks else [None] * len(others)
+        believed = self._beliefs(weak(), others, generator, rows) if asks else [None] * len(others)
         loss, terms = batch.images.new_zeros(()), {}
         for number, (target, of, without, belief) in enumerate(
             zip(self._targets, given, others, believed, strict=True)
@@ -184,9 +188,12 @@ class Joint(nn.Module):
                 terms[f"{target.name}_spread"] = spread
                 gain = gain + how.spreading * spread
             loss = loss - target.scale(step) * gain - target.log_prior(step).to(loss)
-        if how.bound_images != 0:
+        if how.bound_weight is not None:
+            loss = loss / self._targets[0].scale(step)
+        if how.bound_images != 0 and how.bound_weight != 0:
             bound_loss, bound_terms = self._bound_of_last(how.bound_images, batch.images, generator, rows)
-            loss, terms = loss + bound_loss, bound_terms | terms
+            by = 1.0 if how.bound_weight is None else how.bound_weight / self.model.architecture.n_pixels
+            loss, terms = loss + by * bound_loss, bound_terms | terms
         return Step(loss, {name: term.detach() for name, term in terms.items()})
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from semisight.errors import UserError
 from semisight.model.heads.labels import LabelHead
 from semisight.model.posterior import Posterior
 from semisight.objectives.label_spreading import LabelSpreading
-from semisight.objectives.pseudo_labels import PseudoLabels, beliefs, pseudo_labels, remember
+from semisight.objectives.pseudo_labels import PseudoLabels, adaptive, beliefs, pseudo_labels, remember
 from semisight.objectives.step import Rows, sum_over_processes
 from semisight.objectives.targets import Learned, Side, Target, Xi
 
@@ -29,7 +29,9 @@ class Labels(nn.Module, Target):
         values: int64 [N], the labels of the training images; -1 where unknown.
         xi: the weight of labels beside images; by default the paper's, N_X / (C rho).
         class_names: of the C classes, for people; by default their numbers.
-        threshold: above this probability only the likeliest pseudo-label is learned.
+        threshold: above this probability only the likeliest pseudo-label is learned; None: it follows how sure the
+            model is of unlabelled images, class by class.
+        smoothing: the share of a given label that is spread over all classes.
 
     Example:
         >>> import semisight as ss
@@ -43,6 +45,7 @@ class Labels(nn.Module, Target):
     values: Tensor
     shares: Tensor
     seen: Tensor
+    confidence: Tensor
     responsibilities: Tensor
 
     def __init__(
@@ -52,11 +55,12 @@ class Labels(nn.Module, Target):
         *,
         xi: Xi | None = None,
         class_names: Sequence[str] | None = None,
-        threshold: float = 0.95,
+        threshold: float | None = 0.95,
+        smoothing: float = 0.0,
         name: str = "labels",
     ) -> None:
         super().__init__()
-        self.name, self.head, self.xi, self.threshold = name, head, xi or Xi(), threshold
+        self.name, self.head, self.xi, self.threshold, self.smoothing = name, head, xi or Xi(), threshold, smoothing
         self.values = torch.as_tensor(values, dtype=torch.int64)
         self.present = self.values >= 0
         n_classes = self.label_head.n_classes
@@ -69,6 +73,7 @@ class Labels(nn.Module, Target):
         self.rho, self.n_pixels = float(self.present.float().mean()), 1
         self.shares = class_shares(self.values, n_classes)
         self.register_buffer("seen", self.shares.clone())  # the running mean of what is believed of unlabelled images
+        self.register_buffer("confidence", torch.full((), 1 / n_classes))  # the running mean of the likeliest one's p
         self.register_buffer("responsibilities", torch.zeros(0, n_classes))
         self._beliefs: Tensor | None = None  # of this step, by this process
 
@@ -116,15 +121,21 @@ class Labels(nn.Module, Target):
         known = rows >= 0
         if self.rho <= 0:
             return torch.zeros((), device=rows.device), torch.zeros((), device=rows.device)
-        right = [scores[known].gather(1, rows[known][:, None]).sum() for scores in seen]
+        right = [self._given(scores[known], rows[known]) for scores in seen]
         gain = torch.stack(right).mean() / (self.rho * len(rows))
         return gain, gain
+
+    def _given(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The sum over images of log p of their labels, some of it spread over all classes."""
+        alone = scores.gather(1, labels[:, None]).sum()
+        return alone if not self.smoothing else torch.lerp(alone, scores.mean(1).sum(), self.smoothing)
 
     @torch.no_grad()
     def believe(self, code: Tensor) -> PseudoLabels:
         scores = self.label_head.log_prob_all(code)
         self._beliefs = beliefs(scores)
-        return pseudo_labels(scores, self.seen, self.shares.to(self.seen), self.threshold)
+        threshold = adaptive(self.confidence, self.seen) if self.threshold is None else self.threshold
+        return pseudo_labels(scores, self.seen, self.shares.to(self.seen), threshold)
 
     def learn(self, pseudo: PseudoLabels, rows: Tensor, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n = len(which)
@@ -147,7 +158,7 @@ class Labels(nn.Module, Target):
     @torch.no_grad()
     def after_step(self) -> None:
         if self._beliefs is not None:
-            remember(self.seen, sum_over_processes(self._beliefs))
+            remember(self.seen, self.confidence, sum_over_processes(self._beliefs))
             self._beliefs = None
 
 

@@ -42,9 +42,9 @@ from semisight.setting import fields
 from semisight.training.soft_em import CrossValidated, in_order, label_folds
 
 INSTALL = "pip install 'semisight[photos]'"
-SCRATCH = "our model from scratch"
+SCRATCH, DEEP = "our model from scratch", "our deep network from scratch"
 # Ways to learn from pixels, by the value of --encoder: the name in the table, and what they change in the settings.
-FROM_PIXELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"scratch": (SCRATCH, {})}
+FROM_PIXELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {"scratch": (SCRATCH, {}), "deep": (DEEP, {})}
 _FEATURES_SHARE = 0.5  # of the minutes, at most, for the features of the first network
 _FURTHER_SHARE = 0.15  # in which further networks must fit together with it: they seldom change the answer
 _PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels

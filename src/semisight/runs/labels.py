@@ -21,6 +21,7 @@ from semisight.model.image_model import ImageModel
 from semisight.objectives.labels import Labels
 from semisight.objectives.targets import Target, Xi
 from semisight.random import Stream, random_order, reseed
+from semisight.runs import deep
 from semisight.runs.images import Sets
 from semisight.runs.kinds import Terms
 from semisight.runs.settings import DataSettings, Settings, parse_xi
@@ -85,6 +86,18 @@ class LabelKind:
 
     def defaults(self, settings: Settings, sets: Sets) -> dict[str, Any]:
         n_labelled = sets.n_present(LABELS)
+        if settings.model.encoder == "deep":
+            return {
+                **deep.TRAINING,
+                "nonlinearity": "norm-relu",  # of the layers that suit the images: those of the decoder
+                "patience": None,
+                "head": "softmax",
+                "smoothing": deep.SMOOTHING,
+                "threshold": None,
+                "augment": "any",
+                "spreading": 0.0,
+                **batch_defaults(settings, n_labelled, len(sets.train) - n_labelled),
+            }
         return {
             "nonlinearity": "norm-relu",
             "learning_rate": 1e-3,
@@ -101,7 +114,9 @@ class LabelKind:
         value, times = parse_xi(how.xi)
         head = build_head({"head": how.head, "gamma": how.gamma}, model.code_size, len(column.class_names), seed)
         xi = Xi(value, times, how.xi_warmup)
-        return Labels(head, column.values, xi=xi, class_names=column.class_names, threshold=how.threshold)
+        return Labels(
+            head, column.values, xi=xi, class_names=column.class_names, threshold=how.threshold, smoothing=how.smoothing
+        )
 
     def about(self, target: Target, held_out: int) -> dict[str, Any]:
         assert isinstance(target, Labels)

@@ -6,6 +6,7 @@ The one place where settings become parts. Experiments and the estimator compose
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from semisight.data.augment import CAPTION_AUGMENT, augment_for
+from semisight.data.augment import CAPTION_AUGMENT, AugmentName, augment_for
 from semisight.data.batches import LabelledAndUnlabelled, Shuffled, batches_for, share_of_batch
-from semisight.data.columns import CAPTIONS, LABELS
+from semisight.data.columns import CAPTIONS, LABELS, LabelColumn
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.inference.encode import encode_set, mean_codes
@@ -30,20 +31,24 @@ from semisight.objectives.step import Images
 from semisight.objectives.targets import Target
 from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
+from semisight.runs.deep import BOUND, deep_consistency
 from semisight.runs.features import DrawnViews, EveryView
 from semisight.runs.images import Sets
 from semisight.runs.kinds import Kind, Terms, kinds_in
 from semisight.runs.run import MOST_WEIGHTS, load_run
+from semisight.runs.settings import AugmentName as SettingName
 from semisight.runs.settings import Settings
 from semisight.setting import as_dict
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import TrainConfig
+from semisight.training.devices import bf16_pays, choose_device
 from semisight.training.folder import RunFolder
 from semisight.training.state import TrainerState
 from semisight.training.trainer import Trainer
 from semisight.training.validation import validate
 
 _START_IMAGES = 2000  # enough for the mean and the variance that a model starts from
+_LONG = 5.0  # minutes of training from which on it is worth measuring whether bfloat16 is faster
 _VALIDATED = 500  # images at most whose bound is worked out where captions are scored, too
 MOST_KEPT = 1 << 30  # bytes of posteriors of a frozen model that are worked out once instead of at every step
 
@@ -177,6 +182,11 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
         raise UserError(f"these layers make a model of {architecture.n_weights:,} numbers, which is beyond reason.")
     if settings.data.on_features:
         model = features.build(architecture, seed=seed)
+    elif settings.model.encoder == "deep":
+        places, long = settings.model.pooling != "max", settings.train.max_steps is None
+        long = long and (settings.train.max_minutes or math.inf) >= _LONG
+        bf16 = settings.train.precision == "auto" and choose_device().type == "cpu" and long and bf16_pays()
+        model = ImageModel.deep(architecture, seed, settings.model.width, places, bf16)
     else:
         model = ImageModel.of(architecture, settings.model.pooling, seed)
     chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
@@ -201,17 +211,29 @@ def consistency_of(settings: Settings, sets: Sets) -> Consistency | None:
     if not how.consistency:
         return None
     gently = sets.has(CAPTIONS)
+    if how.augment == "any" and sets.has(LABELS) and not gently:
+        column = sets.train.columns[LABELS]
+        assert isinstance(column, LabelColumn)
+        weight = BOUND if how.bound_weight is None else how.bound_weight
+        found = deep_consistency(sets.train, column.values, settings.train.seed, how.pseudo_labels, weight)
+        return dataclasses.replace(found, contrastive=how.contrastive or 0.0, spreading=how.spreading)
     contrastive = how.contrastive if how.contrastive is not None else float(sets.has(LABELS))
     bound_images = how.bound_images if how.bound_images != -1 else 16 if gently and not sets.has(LABELS) else 64
     return Consistency(
         pseudo_labels=how.pseudo_labels,
         contrastive=contrastive,
         spreading=how.spreading,
-        augment=CAPTION_AUGMENT if gently else augment_for(sets.train.shape[0], how.augment),
+        augment=CAPTION_AUGMENT if gently else augment_for(sets.train.shape[0], _named(how.augment)),
         weak=0.3 if gently else 0.4,
         strong=how.augment_strength if how.augment_strength is not None else 1.0 if gently else 1.3,
         bound_images=bound_images,
+        bound_weight=how.bound_weight,
     )
+
+
+def _named(augment: SettingName) -> AugmentName:
+    """Without labels nothing says which symmetries there are."""
+    return "auto" if augment == "any" else augment
 
 
 def refresher(joint: Joint, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None] | None:
@@ -283,7 +305,7 @@ def with_model_of(settings: Settings) -> Settings:
     run = load_run(settings.data.images_from)
     about, architecture = run.about["model"], run.architecture
     channels, height, _ = architecture.image_shape
-    taken = {name: about[name] for name in ("pooling", "gradient", "alpha0")}
+    taken = {name: about[name] for name in ("pooling", "gradient", "alpha0", "encoder", "width") if name in about}
     model = {"layers": architecture.layers, "preset": None, "nonlinearity": architecture.nonlinearity, **taken}
     data = {"size": settings.data.size or height, "channels": settings.data.channels or channels}
     changed = settings.replace({**model, **data})

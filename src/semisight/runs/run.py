@@ -313,6 +313,8 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
         )
     architecture = Architecture.from_dict(about["architecture"])
     _check_size(architecture)
+    if about.get("encoder") == "deep":
+        return ImageModel.deep(architecture, seed, float(about["width"]), about["pooling"] != "max")
     return ImageModel.of(architecture, about["pooling"], seed=seed)
 
 

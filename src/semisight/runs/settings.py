@@ -20,8 +20,8 @@ from semisight.training.config import TrainConfig, read_settings
 
 Pooling = Literal["expected", "sampled", "max"]
 GradientName = Literal["local", "straight-through", "nvil"]
-EncoderName = Literal["auto", "features", "scratch"]
-AugmentName = Literal["auto", "drawings", "photos"]
+EncoderName = Literal["auto", "features", "scratch", "deep"]
+AugmentName = Literal["auto", "drawings", "photos", "any"]
 _IMAGES, _LABELS, _TAGS, _CAPTIONS, _CONSISTENCY, _MODEL = (
     *("Images", "Labels", "Tags (several labels per image)", "Captions", "Consistency", "Model"),
 )
@@ -179,8 +179,8 @@ class ModelSettings:
 
     encoder: EncoderName = setting(
         default="auto",
-        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: the network "
-        "learns all by itself), or auto: tries what fits the time and takes what cross-validation on the given labels "
+        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: the paper's "
+        "network, deep: 3x3 convolutions with batch normalisation; both learn all by themselves), or auto: tries what fits the time and takes what cross-validation on the given labels "
         "says.",
         panel=_MODEL,
         shown="auto with labels, unless options speak of pixels; else scratch",
@@ -195,6 +195,7 @@ class ModelSettings:
     layers: tuple[Any, ...] | None = setting(
         default=None, help="Layers one by one: [{maps: 32, kernel: 5, pool: 2}, ...]."
     )
+    width: float = setting(default=1.0, help="Times so many maps in every layer of the deep encoder.", gt=0, le=64)
     nonlinearity: Nonlinearity = setting(
         default="none", help="After pooling, in the encoder.", panel=_MODEL, shown="none; with targets: norm-relu"
     )
@@ -223,7 +224,9 @@ class ModelSettings:
 
     def about(self, architecture: Architecture) -> dict[str, Any]:
         """What a checkpoint says of its model, and a run is loaded by."""
+        deep = {"encoder": self.encoder, "width": self.width} if self.encoder == "deep" else {}
         return {
+            **deep,
             "architecture": architecture.to_dict(),
             "pooling": self.pooling,
             "gradient": self.gradient,
@@ -247,9 +250,12 @@ class LabelSettings:
         shown="10 C times the paper's",
     )
     xi_warmup: int = setting(default=0, help="Steps over which xi rises.", ge=0)
-    threshold: float = setting(
-        default=0.95, help="Probability above which only the likeliest pseudo-label is learned.", ge=0
+    threshold: float | None = setting(
+        default=0.95,
+        help="Probability above which only the likeliest pseudo-label is learned; null follows how sure the model is.",
+        ge=0,
     )
+    smoothing: float = setting(default=0.0, help="The share of a given label that is spread over all.", ge=0, lt=1)
 
 
 @group
@@ -330,7 +336,8 @@ class ConsistencySettings:
     augment: AugmentName = setting(
         default="auto",
         help="How images are augmented: photos (a little, and mirrored), drawings (further, never mirrored: also for "
-        "writing and signs), or auto (images in colour are taken for photos). With captions always gently.",
+        "writing and signs), any (with the symmetries that the labels allow), or auto (the deep encoder: any; else "
+        "images in colour are taken for photos). With captions always gently.",
         panel=_CONSISTENCY,
     )
     augment_strength: float | None = setting(
@@ -340,6 +347,11 @@ class ConsistencySettings:
         default=-1,
         help="Images of a batch that enter the bound; 0 leaves the image model out, null takes all, -1 as suits.",
         ge=-1,
+    )
+    bound_weight: float | None = setting(
+        default=None,
+        help="Nats of the bound per number of the image beside one nat per label; null: weight 1 beside xi.",
+        ge=0,
     )
     labelled_per_batch: int = setting(default=32, help="Images of a batch that carry a target, where few do.", ge=1)
 
@@ -356,6 +368,7 @@ WORDS = {
 
 # Sections 4 and 5.2 as printed; what --paper sets.
 PAPER: dict[str, Any] = {
+    "encoder": "scratch",
     "nonlinearity": "none",
     "learning_rate": 2e-4,
     "schedule": "constant",
@@ -474,6 +487,7 @@ def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         layers = {"layers": architecture["layers"], "nonlinearity": architecture["nonlinearity"]}
         saved = about.get("settings", {})
         own = {name: model[name] for name in ("pooling", "gradient", "alpha0")}
+        own |= {name: model[name] for name in ("encoder", "width") if name in model}
         return {**meta["config"], **layers, **own, **{name: saved[name] for name in saved if name in NAMES}}
     except (KeyError, TypeError) as error:
         raise UserError(f"this run does not say how its model is built (it lacks {error}).") from error

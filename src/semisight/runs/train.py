@@ -22,6 +22,7 @@ from semisight.errors import UserError
 from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
 from semisight.inference.labels import FittedCalibration
 from semisight.model.architecture import Architecture
+from semisight.model.encoders.deep import DeepEncoder
 from semisight.model.encoders.paper import PaperEncoder
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Images
@@ -398,6 +399,11 @@ def about_parts(objective: Joint) -> dict[str, Any]:
     encoder: dict[str, Any] = {"encoder": type(model.encoder).__name__}
     if isinstance(model.encoder, PaperEncoder):
         encoder = {"architecture": model.architecture.to_dict(), "pooling": model.encoder.pooling}
+    if isinstance(model.encoder, DeepEncoder):
+        encoder = {
+            **{"encoder": "deep", "width": model.encoder.width, "architecture": model.architecture.to_dict()},
+            "pooling": "expected" if model.encoder.has_places else "max",
+        }
     about = {"gradient": type(objective.gradient).__name__.lower(), "alpha0": objective.alpha0}
     return {
         "model": {**encoder, **about},

@@ -9,7 +9,8 @@ from semisight.errors import UserError
 from semisight.setting import fields, group, setting, unknown_name
 from semisight.untrusted import MOST_SETTINGS, parse_json, parse_yaml, read_text
 
-Schedule = Literal["constant", "cosine"]
+Schedule = Literal["constant", "cosine", "one-cycle"]
+Optimiser = Literal["adam", "sgd"]
 Precision = Literal["auto", "32", "bf16", "64"]
 _LEARNING, _MACHINE = "Learning", "Machine"
 
@@ -30,6 +31,7 @@ class TrainConfig:
     learning_rate: float = setting(
         default=2e-4, help="Of Adam.", panel=_LEARNING, shown="0.0002; with targets: 0.001", gt=0, allow_inf_nan=False
     )
+    optimiser: Optimiser = setting(default="adam", help="Adam, or SGD with Nesterov's momentum beta1.")
     batch_size: int = setting(
         default=64, help="Images per step.", panel=_LEARNING, shown="64; with labels: 288, or 128 if many", ge=1
     )  # per process
@@ -38,7 +40,10 @@ class TrainConfig:
     beta1: float = setting(default=0.9, help="Of Adam.", ge=0, lt=1)
     beta2: float = setting(default=0.999, help="Of Adam.", ge=0, lt=1)
     schedule: Schedule = setting(
-        default="constant", help="Of the learning rate.", panel=_LEARNING, shown="constant; with targets: cosine"
+        default="constant",
+        help="Of the learning rate; one-cycle rises and falls within the steps, epochs or minutes given.",
+        panel=_LEARNING,
+        shown="constant; with targets: cosine",
     )
     warmup_steps: int = setting(default=0, help="The rate rises in a straight line from 0.", ge=0)
     final_rate: float = setting(default=0.0, help="Where the cosine ends, as a fraction of learning_rate.", ge=0, le=1)
@@ -94,8 +99,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.max_epochs is None and self.max_steps is None:
-            if self.schedule == "cosine" and self.max_minutes is None:
-                raise UserError("schedule cosine must know where it ends: give max_epochs, max_steps or max_minutes.")
+            if self.schedule != "constant" and self.max_minutes is None:
+                raise UserError(
+                    f"schedule {self.schedule} must know where it ends: give max_epochs, max_steps or max_minutes."
+                )
             if self.max_minutes is None and self.patience is None:
                 raise UserError("training would never end: give max_epochs, max_steps, max_minutes or patience.")
 
@@ -108,8 +115,8 @@ class TrainConfig:
     def must_match_on_resume(self) -> dict[str, Any]:
         """The settings that a resumed run shares with the run it goes on with."""
         free = FREE_ON_RESUME
-        if self.schedule == "cosine":
-            free = free - {"max_epochs", "max_steps"}  # they say where the cosine ends
+        if self.schedule != "constant":
+            free = free - {"max_epochs", "max_steps"}  # they say where it ends
         return {name: value for name, value in self.to_dict().items() if name not in free}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Beyond the paper: a deeper recognition model q(s, z | X) for the same decoder, a small modern network.
 
     stem      3x3 convolution; images above 40 pixels are halved first, by its stride, and above 80 once more
-    stages    3x3 convolutions, each with batch normalisation and GELU; max-pooled by 2 from stage to stage
+    stages    3x3 convolutions, each with batch normalisation and ReLU; max-pooled by 2 from stage to stage
     top       a residual pair of convolutions, then the mean over what each place of the code sees
     q(s | X)  N(mu, sigma^2), both by a 1x1 convolution of the top
     q(z | X)  for a pooled layer of the decoder, softmax over each block of logits, a 1x1 convolution of the stage
@@ -27,13 +27,13 @@ from semisight.model.ops.pooling import to_blocks
 from semisight.model.posterior import Noise, Posterior
 
 # Maps of stem and stages; the last stage has a residual pair on top.
-WIDTHS = ((24, 48), (64, 96), (128,))
+WIDTHS = ((16, 32), (64, 96), (128,))
 _LARGE = 40  # pixels of the shorter side above which an image is halved before the first stage
 _LEAST_SIDE = 8  # a stage of fewer pixels is not pooled further
 
 
 class DeepEncoder(nn.Module):
-    """q(s, z | X) by convolutions of 3 x 3, batch normalisation and GELU.
+    """q(s, z | X) by convolutions of 3 x 3, batch normalisation and ReLU.
 
     Args:
         architecture: of the decoder: it says which places there are to choose, and how large the code is.
@@ -134,7 +134,9 @@ class DeepEncoder(nn.Module):
     def _maps(self, x: Tensor) -> list[Tensor]:
         images = ((x - self.centre) / self.scale).permute(3, 1, 2, 0).contiguous().permute(0, 3, 1, 2)
         learning = self.bf16 and self.training and torch.is_grad_enabled()
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=learning or torch.is_autocast_enabled(x.device.type)):
+        with torch.autocast(
+            x.device.type, torch.bfloat16, enabled=learning or torch.is_autocast_enabled(x.device.type)
+        ):
             return self.features(images)
 
     def _code(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -145,14 +147,14 @@ class DeepEncoder(nn.Module):
 
 
 class Unit(nn.Module):
-    """3x3 convolution, batch normalisation, GELU."""
+    """3x3 convolution, batch normalisation, ReLU (an eighth of a step faster than GELU)."""
 
     def __init__(self, below: int, maps: int, generator: torch.Generator, stride: int = 1) -> None:
         super().__init__()
         self.conv, self.norm = _conv(below, maps, 3, generator, stride), BatchNorm(maps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.norm(self.conv(x)))
+        return F.relu_(self.norm(self.conv(x)))
 
 
 class Stage(nn.Sequential):
