@@ -126,7 +126,7 @@ MUTANTS: list[Mutant] = [
     *of(
         "objectives/joint.py",
         TEACHER,
-        ("teacher sees the strong view", "self._beliefs(augmented(how.weak)", "self._beliefs(augmented(how.strong)"),
+        ("teacher sees the strong view", "return augmented(how.weak) if", "return augmented(how.strong) if"),
         (
             "targets learned on the weak view",
             "self.encode(augmented(how.strong), generator, rows)",

@@ -158,7 +158,7 @@ class Labels(nn.Module, Target):
     @torch.no_grad()
     def after_step(self) -> None:
         if self._beliefs is not None:
-            remember(self.seen, self.confidence, sum_over_processes(self._beliefs))
+            remember(self.seen, sum_over_processes(self._beliefs), self.confidence)
             self._beliefs = None
 
 

@@ -55,9 +55,10 @@ def beliefs(scores: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def remember(seen: Tensor, confidence: Tensor, of_batch: Tensor) -> None:
+def remember(seen: Tensor, of_batch: Tensor, confidence: Tensor | None = None) -> None:
     """Brings the running means of p up to date, in place, by the `beliefs` of a batch."""
     if of_batch[-1] > 0:
         means = of_batch[:-1] / of_batch[-1]
         seen.lerp_(means[:-1].to(seen), 1 - MEMORY)
-        confidence.lerp_(means[-1].to(confidence), 1 - MEMORY)
+        if confidence is not None:
+            confidence.lerp_(means[-1].to(confidence), 1 - MEMORY)

@@ -133,10 +133,9 @@ class DeepEncoder(nn.Module):
 
     def _maps(self, x: Tensor) -> list[Tensor]:
         images = ((x - self.centre) / self.scale).permute(3, 1, 2, 0).contiguous().permute(0, 3, 1, 2)
-        learning = self.bf16 and self.training and torch.is_grad_enabled()
-        with torch.autocast(
-            x.device.type, torch.bfloat16, enabled=learning or torch.is_autocast_enabled(x.device.type)
-        ):
+        where = x.device.type
+        reduced = torch.is_autocast_enabled(where) or (self.bf16 and self.training and torch.is_grad_enabled())
+        with torch.autocast(where, torch.bfloat16, enabled=reduced):
             return self.features(images)
 
     def _code(self, maps: list[Tensor]) -> tuple[Tensor, Tensor]:

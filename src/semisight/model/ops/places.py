@@ -321,7 +321,7 @@ def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:
 
 
 def choose_from_logits(logits: Tensor, uniform: Tensor, through: bool) -> Chosen:
-    """The same where an encoder gives eta itself, [P, K, h, w, B]. It pools by other means: `pooled` is only the index."""
+    """The same where an encoder gives eta itself, [P, K, h, w, B]; it pools by other means, `pooled` is the index."""
     log_q = logits.contiguous().log_softmax(0)
     q = log_q.exp()
     with torch.no_grad():
