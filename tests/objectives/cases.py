@@ -90,9 +90,11 @@ def deep_encoder(generator: torch.Generator) -> DeepEncoder:
     encoder.start_from(IMAGES.mean(0)[..., None], IMAGES.var())
     encoder.code(batch_last(IMAGES), torch.zeros(()))
     settle(encoder)
-    with torch.no_grad():
-        encoder.code_maps.weight[: TINY.code_shape[0]] *= 6  # images that differ as much as those of the others do
-    return encoder.eval()
+    maps = TINY.code_shape[0]
+    with torch.no_grad():  # codes around 0 that differ as much as those of the other encoders do
+        encoder.eval().code_maps.weight[:maps] *= 6
+        encoder.code_maps.bias[:maps] -= encoder.moments(batch_last(IMAGES))[0].mean((1, 2, 3))
+    return encoder
 
 
 ENCODERS = ("sampled", "expected", "max", "network", "own", "deep")

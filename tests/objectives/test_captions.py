@@ -290,7 +290,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_checkpoints_hold_no_capti
     assert kept.tensors.keys() == {"model", "head.captions", "head.labels", "training"}
     assert kept.part("head.captions").keys() == captions_of().head.state_dict().keys()
     assert {name for name in kept.training("state") if "gradient" not in name} == {
-        "step", "targets.1.seen", "targets.1.responsibilities"
+        "step", "targets.1.seen", "targets.1.confidence", "targets.1.responsibilities"
     }  # fmt: skip
     load_parts({"model": model_with("sampled"), "head.captions": captions_of().head}, fitted.checkpoint)
 

@@ -46,7 +46,7 @@ def test_any_unknown_key_is_refused(name: str) -> None:
         ({"batch_size": 1.5}, "batch_size must be a whole number"),
         ({"batch_size": True}, "batch_size must be a whole number"),
         ({"progress": 1}, "progress must be true or false"),
-        ({"schedule": "linear"}, "schedule must be one of 'constant' or 'cosine'"),
+        ({"schedule": "linear"}, "schedule must be one of 'constant', 'cosine' or 'one-cycle'"),
         ({"average_decay": 1.0}, "average_decay"),
         ({"precision": "16"}, "precision must be one of"),
         ({"seed": None}, "seed must be a whole number, not None"),
