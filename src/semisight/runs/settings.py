@@ -179,9 +179,9 @@ class ModelSettings:
 
     encoder: EncoderName = setting(
         default="auto",
-        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: the paper's "
-        "network, deep: 3x3 convolutions with batch normalisation; both learn all by themselves), or auto: tries what fits the time and takes what cross-validation on the given labels "
-        "says.",
+        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: layers as the "
+        "paper's, deep: 3x3 convolutions with batch normalisation; the network learns all by itself), or auto: tries "
+        "what fits the time and takes what cross-validation on the given labels says.",
         panel=_MODEL,
         shown="auto with labels, unless options speak of pixels; else scratch",
     )
