@@ -223,6 +223,11 @@ class Run:
         return None if found is None else str(found["backbone"] or OWN_FEATURES)
 
     @property
+    def has_grid(self) -> bool:
+        """Whether it takes the map of features with its places, not one vector."""
+        return bool(self.about["model"].get("features", {}).get("grid", False))
+
+    @property
     def config(self) -> TrainConfig:
         return TrainConfig.from_dict(self.meta["config"], where=str(self.checkpoint))
 

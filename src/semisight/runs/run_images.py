@@ -73,8 +73,7 @@ def _features_for(
     class_per_folder: bool,
     part: str | None,
 ) -> ImageSet:
-    features = run.about["model"]["features"]
-    views, grid = int(features["views"]), bool(features.get("grid", False))
+    views, grid = int(run.about["model"]["features"]["views"]), run.has_grid
     if part is None and kind_of(source) is Kind.PICTURES:
         data = DataSettings(source=source, limit=limit, class_per_folder=class_per_folder, backbone=backbone,
                             views=views, grid=grid, valid_fraction=0.0, use_labels=class_per_folder)  # fmt: skip

@@ -14,10 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from semisight.backbones import resolve
+from semisight.errors import UserError
 from semisight.inference.neighbours import Neighbour, Neighbours
+from semisight.inference.search import WordSearch
 from semisight.model.posterior import Noise, Posterior, batch_first, batch_last
 from semisight.runs.pictures import Pixels, to_pixels
-from semisight.runs.run import Run
+from semisight.runs.run import OWN_FEATURES, Run
 from semisight.server.captions import Sentence, describer_of
 
 N_CODES = 50
@@ -63,6 +66,12 @@ class Answerer:
     def __init__(self, run: Run, seed: int = 0) -> None:
         self.run, self.describer = run, describer_of(run)
         self.neighbours: Neighbours | None = None
+        self.search: WordSearch | None = None  # likewise, of a run that learned captions
+        if run.backbone == OWN_FEATURES:
+            raise UserError(
+                f"{run.folder.path} learned on features of your own: a server could not make them of pictures."
+            )
+        self.backbone = None if run.backbone is None else resolve(run.backbone, pooled=not run.has_grid)
         generator = torch.Generator().manual_seed(seed)
         self._draws = 1 if run.model.encoder.mean_is_exact else N_CODES
         self._noises = [run.model.noise(1, generator) for _ in range(self._draws)]
@@ -71,7 +80,10 @@ class Answerer:
     @torch.no_grad()
     def __call__(self, questions: Sequence[Question]) -> list[Answer]:
         pixels = torch.from_numpy(np.stack([question.pixels for question in questions]))
-        images = pixels.to(self.run.device, torch.float32).div_(255.0)
+        if self.backbone is None:
+            images = pixels.to(self.run.device, torch.float32).div_(255.0)
+        else:  # of the plain view alone: an answer must not wait for more
+            images = torch.from_numpy(self.backbone.features(pixels.numpy())).to(self.run.device)
         posteriors = [self._encode(images, noise) for noise in self._noises]
         codes = self._codes(posteriors)
         labels = self._labels(posteriors, codes, questions)
@@ -119,7 +131,7 @@ class Answerer:
 
     def _drawings(self, posterior: Posterior, questions: Sequence[Question]) -> list[Pixels | None]:
         """From the mean of the code and the places drawn with it, as `semisight reconstruct` does."""
-        if not any(question.draw for question in questions):
+        if self.backbone is not None or not any(question.draw for question in questions):  # features are no picture
             return [None] * len(questions)
         drawn = to_pixels(batch_first(self.run.model.decoder(posterior.mu, posterior.z).mean))
         return [one if question.draw else None for one, question in zip(drawn, questions, strict=True)]

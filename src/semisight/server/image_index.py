@@ -70,6 +70,8 @@ class Library:
         """A PNG or JPEG to look at: the file itself, scaled down, where there is one; else what the model sees."""
         part, i = self._place[name]
         pixels = self._original(name)
+        if pixels is None and self.parts[part].are_features:
+            return encoded(Image.new("L", (32, 32), 200), "PNG")  # it has moved: there is nothing to show
         if pixels is None:
             scaled = (self.parts[part].batch(torch.tensor([i])) * 255).round().to(torch.uint8)
             return encoded(picture(scaled[0].permute(1, 2, 0).numpy()), "PNG")
@@ -118,7 +120,11 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
     try:
         sets = sets_of(data, run.config.seed, progress)
     except UserError:  # perhaps only labels or captions have moved: the images are worth having without them
-        alone = DataSettings(data.source, data.size, data.channels, data.limit, data.valid_fraction, use_labels=False)
+        alone = DataSettings(
+            *(data.source, data.size, data.channels, data.limit, data.valid_fraction, data.backbone, data.views),
+            grid=data.grid,
+            use_labels=False,
+        )
         sets = sets_of(alone, run.config.seed, progress)
     parts = (sets.train,) if sets.valid is None else (sets.train, sets.valid)
     if sets.train.shape != run.architecture.image_shape:

@@ -84,7 +84,9 @@ class Predicting:
         self, named: Sequence[tuple[str, bytes]], top: int, captions: int, draw: bool, nearest: int
     ) -> tuple[list[npt.NDArray[np.uint8]], list[Answer]]:
         service = self._service
-        decode = Decoder(service.run.architecture.image_shape, service.limits)
+        backbone = service.answerer.backbone
+        preprocessing = None if backbone is None else backbone.preprocessing
+        decode = Decoder(service.run.architecture.image_shape, service.limits, preprocessing)
         if len(named) == 1 and decode.is_quick(named[0][1]):
             pixels = [decode(named[0][1], named[0][0])]
         else:

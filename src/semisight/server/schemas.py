@@ -126,6 +126,18 @@ class StatusOut(BaseModel):
     training: TrainingOut
 
 
+class FoundOut(BaseModel):
+    """An image, and the logarithm of the probability that the caption model gives the words of it."""
+
+    file: str
+    log_prob: float
+
+
+class SearchOut(BaseModel):
+    images: list[FoundOut] = Field(description="the best first")
+    unknown: list[str] = Field(description="words that no caption of the training had; they are left out")
+
+
 class SuggestionOut(BaseModel):
     file: str
     label: str

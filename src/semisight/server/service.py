@@ -21,6 +21,7 @@ from semisight.data.label_table import QUIET, Nothing, Table
 from semisight.errors import UserError
 from semisight.inference.acquisition import choose_next
 from semisight.inference.neighbours import Neighbours
+from semisight.inference.search import WordSearch
 from semisight.runs.run import Run, Which, load_run
 from semisight.server.answering import Answer, Answerer, Question
 from semisight.server.batching import Batcher
@@ -190,9 +191,25 @@ class Service:
         mask = encoded.learned if bool(encoded.learned.any()) else ~encoded.learned
         names = [name for name, mine in zip(encoded.names, mask.tolist(), strict=True) if mine]
         answerer.neighbours = Neighbours(encoded.seen.codes[mask], names)
+        if answerer.run.has("captions"):
+            reader = answerer.run.captions
+            answerer.search = WordSearch.of_codes(
+                reader.head, reader.vocabulary, encoded.seen.codes.to(answerer.run.device), self._progress
+            )
         with self._lock:
             self._encoded, self._queue = encoded, []
         self.reading = Reading("ready", len(encoded.names), len(encoded.names))
+
+    def search(self, words: str, n: int) -> tuple[list[tuple[str, float]], tuple[str, ...]]:
+        """Files with log p(words), the best first; and the words that are not known."""
+        with self._lock:
+            encoded, search = self._encoded, self.answerer.search
+        if not self.run.has("captions"):
+            raise UserError("this run learned no captions: it cannot be searched by words.")
+        if encoded is None or search is None:
+            raise NotReady
+        query = search.query(words)
+        return [(encoded.names[one.place], one.log_prob) for one in search(query, n)], query.unknown
 
     # --- labels
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from semisight.data.formats.pictures import Unreadable, read_pixels
+from semisight.data.formats.pictures import Unreadable, read_pixels, read_upright
+from semisight.data.preprocessing import Preprocessing
 from semisight.server.limits import Limits
 
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
@@ -27,10 +28,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Decoder:
-    """Images of any format and size to uint8 [C, H, W] of one shape."""
+    """Images of any format and size to uint8 [C, H, W] of one shape; with a backbone's preprocessing, as that wants
+    them."""
 
     shape: tuple[int, int, int]
     limits: Limits
+    preprocessing: Preprocessing | None = None
 
     @staticmethod
     def is_quick(content: bytes) -> bool:
@@ -50,6 +53,8 @@ class Decoder:
         channels, height, width = self.shape
         most = self.limits.slow_pixels if _is_slow_format(content) else self.limits.pixels
         try:
+            if self.preprocessing is not None:
+                return self.preprocessing.picture(read_upright(io.BytesIO(content), 2 * self.preprocessing.size, most))
             return read_pixels(io.BytesIO(content), height, width, channels, most)
         except Unreadable as error:
             status = 413 if str(error).startswith("too many pixels") else 422

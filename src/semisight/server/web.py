@@ -145,6 +145,19 @@ def create_app(service: Service, access: Access) -> FastAPI:
         kind = "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
+    @app.get("/api/search", responses=_READ | _problems(404), tags=["run"])
+    def search(
+        words: Annotated[str, Query(min_length=1, max_length=300, examples=["a dog on the grass"])],
+        n: Annotated[int, Query(ge=1, le=100)] = 12,
+    ) -> schemas.SearchOut:
+        """The images of the run for which a run that learned captions gives the words the highest probability."""
+        try:
+            found, unknown = service.search(words, n)
+        except UserError as error:
+            raise HTTPException(404, str(error)) from None
+        images = [schemas.FoundOut(file=file, log_prob=round(log_prob, 4)) for file, log_prob in found]
+        return schemas.SearchOut(images=images, unknown=list(unknown))
+
     @app.get("/api/suggestions", responses=_READ, tags=["labels"])
     def suggestions(n: Annotated[int, Query(ge=1, le=50)] = 8) -> schemas.SuggestionsOut:
         """The images that are most worth a label, the best first: doubtful ones, unlike those that have a label."""

@@ -44,7 +44,7 @@ function neighbours(nearest) {
     const image = make("img", { src: imageAddress(one.file), alt: one.file, loading: "lazy" });
     image.addEventListener("load", () => sharpen(image));
     const words = one.label || "no label";
-    strip.append(make("figure", { title: `${one.file}, similarity ${one.similarity.toFixed(2)}` }, image,
+    strip.append(make("figure", { title: one.title ?? `${one.file}, similarity ${one.similarity.toFixed(2)}` }, image,
       make("figcaption", { textContent: words })));
   }
   return strip;
@@ -54,7 +54,8 @@ const part = (title, content) => make("div", {}, make("h3", { textContent: title
 
 function show(card, name, address, answer) {
   const pictures = make("div", { className: "pictures" }, picture(address, "your image"),
-    picture(answer.seen, "as the model sees it"), picture(answer.reconstruction, "redrawn from its code"));
+    picture(answer.seen, "as the model sees it"));
+  if (answer.reconstruction) pictures.append(picture(answer.reconstruction, "redrawn from its code"));
   const said = make("div", { className: "said" });
   if (answer.labels.length) said.append(part("Label, and its range over codes", bars(answer.labels)));
   if (answer.captions.length) said.append(part("Caption", sentences(answer.captions)));
@@ -116,9 +117,26 @@ document.addEventListener("drop", (event) => {
 });
 document.addEventListener("paste", (event) => take([...(event.clipboardData?.files ?? [])]));
 
+byId("search").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const words = byId("words").value.trim();
+  if (!words) return;
+  const card = make("article", { className: "card result" }, make("h2", { textContent: words }));
+  try {
+    const { images, unknown } = await ask(`/api/search?words=${encodeURIComponent(words)}`, { patience: 20 });
+    if (unknown.length) card.append(make("p", { className: "soft", textContent: `Not known, left out: ${unknown.join(", ")}` }));
+    const named = images.map(({ file, log_prob }) => ({ file, label: file.split("/").pop(), title: `${file}, log p ${log_prob.toFixed(1)}` }));
+    card.append(neighbours(named));
+  } catch (error) {
+    card.append(make("p", { className: "error", textContent: error.message }));
+  }
+  byId("found").replaceChildren(card);
+});
+
 for (;;) {
   try {
     found = await status(1000);
+    byId("search").hidden = !found.captions;
     const { reading } = found;
     const images = { reading: "The training images are being read.", encoding: `The training images are being compared: ${reading.done.toLocaleString("en")} of ${reading.total.toLocaleString("en")}.`, failed: `Nearest images are not shown: ${reading.message}` };
     advise([found.advice, images[reading.state]].filter(Boolean).join(" "));
