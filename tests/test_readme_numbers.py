@@ -44,7 +44,7 @@ def test_the_image_model(pooling: str) -> None:
     [
         ("transductive SVM on pixels", "tsvm", 3),
         ("image model without labels", "xi0-tsvm", 1),
-        ("as printed", "printed", 1),
+        ("near what is printed", "printed", 1),
         ("the same with the local gradient", "local", 1),
         ("this with deterministic pooling", "local-d", 1),
         ("unlabelled images contribute", "consistency", 3),
@@ -199,7 +199,7 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
 
     rows = {
         "transductive SVM": "tsvm",
-        "as printed": "printed",
+        "near what is printed": "printed",
         "the same with the local": "local",
         "consistency:": "consistency",
     }

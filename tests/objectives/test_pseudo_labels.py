@@ -2,7 +2,7 @@
 
 import torch
 
-from semisight.objectives.pseudo_labels import beliefs, pseudo_labels, remember
+from semisight.objectives.pseudo_labels import adaptive, beliefs, pseudo_labels, remember
 
 EQUAL = torch.full((3,), 1 / 3)
 
@@ -64,3 +64,14 @@ def test_beliefs_are_not_made_stronger_where_the_model_is_not_sure() -> None:
     assert learned.grad is not None
     assert float(learned.grad[0, 0]) > 0
     torch.testing.assert_close(learned.grad[1], torch.zeros(3), atol=1e-6, rtol=0)
+
+
+def test_an_adaptive_threshold_follows_how_sure_the_model_is_and_is_lower_for_rarer_classes() -> None:
+    seen, confidence = EQUAL.clone(), torch.full((), 1 / 3)
+    for _ in range(1000):
+        remember(seen, beliefs(scores([0.8, 0.1, 0.1], [0.5, 0.4, 0.1])), confidence)
+    torch.testing.assert_close(confidence, torch.tensor(0.65), atol=1e-3, rtol=0)
+    threshold = adaptive(confidence, seen)
+    torch.testing.assert_close(threshold, 0.65 * torch.tensor([1.0, 0.25 / 0.65, 0.1 / 0.65]), atol=2e-3, rtol=0)
+    found = pseudo_labels(scores([0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.7, 0.2, 0.1]), EQUAL, EQUAL, threshold)
+    assert found.sure.tolist() == [0, 1, 1]

@@ -122,3 +122,14 @@ def test_the_average_is_the_formula_and_swaps_in_and_out() -> None:
             torch.testing.assert_close(p.detach(), expected[name])
         raise RuntimeError("inside")
     assert all(torch.equal(own[name], weights[name]) for name in own)
+
+
+def test_one_cycle_rises_and_falls_and_ends_with_the_steps_or_the_time() -> None:
+    config = TrainConfig(learning_rate=1.0, schedule="one-cycle")
+    rates = [rate_at(step, config, 100) for step in range(101)]
+    assert rates[0] == pytest.approx(0.05) and rates[20] == 1.0 == max(rates) and rates[100] == 0.0
+    assert rates[10] == pytest.approx(0.525) and rates[60] == pytest.approx(0.5)
+    by_time = [rate_at(7, config, None, gone / 100) for gone in range(101)]
+    assert by_time == rates
+    assert rate_at(10, config, 100, 0.6) == rates[60] and rate_at(60, config, 100, 0.1) == rates[60]
+    assert rate_at(200, config, 100) == 0.0 == rate_at(0, config, None, 1.3)
