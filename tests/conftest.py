@@ -53,3 +53,14 @@ def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--limit", "300", "--labels-per-class", "3", "--batch-size", "96", "--epochs", "12", "--seed", "1")
     ok("train", "builtin:digits", *options, "--out", folder, "--no-report")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `semisight reproduce all --smoke`: every row of every table, and every figure."""
+    from semisight.experiments.reproduce import everything
+    from semisight.experiments.table import Request
+
+    folder = tmp_path_factory.mktemp("reproduce") / "smoke"
+    everything(Request(None, folder, smoke=True, progress=False))
+    return folder

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from semisight.errors import UserError
+from semisight.experiments import reproduce as command
 from semisight.experiments import results
-from semisight.experiments.reproduce import EXPERIMENTS, numbers, summary_text
+from semisight.experiments.reproduce import ALL, EXPERIMENTS, FIGURES, STATUS, numbers, summary_text
 from semisight.experiments.table import Request
 from tests.cli.commands import ok, refused
 
@@ -41,6 +42,9 @@ def test_means_and_spreads_over_splits() -> None:
     ("arguments", "fragment"),
     [
         (["tabel2", "--smoke"], "did you mean 'table2'"),
+        (["figure9"], "did you mean 'figure"),
+        (["stats"], "did you mean 'status'"),
+        (["table4", "--n", "0"], "from 1 to 100, not 0"),
         (["table2", "--smoke", "--rows", "svm"], "no row 'svm' in Table 2"),
         (["table2", "--smoke", "--n", "ten"], "--n takes whole numbers"),
         (["table2", "--smoke", "--splits", "0;1"], "--splits takes whole numbers"),
@@ -81,8 +85,36 @@ def test_two_rows_are_compared_seed_by_seed(tmp_path: Path) -> None:
 
 def test_the_help_names_every_experiment() -> None:
     text = " ".join(ok("reproduce", "--help").split())
-    for name in EXPERIMENTS:
+    for name in (*EXPERIMENTS, *FIGURES, ALL, STATUS):
         assert name in text
+
+
+@pytest.mark.timeout(600)
+def test_all_runs_every_row_of_every_table_and_figure(smoke: Path) -> None:
+    files = {path.stem: path for path in smoke.glob("*.csv")}
+    assert set(files) == {name.replace("-", "_") for name in EXPERIMENTS}
+    for module in (
+        command.table1,
+        command.table2,
+        command.table4,
+        command.image_model,
+        command.suggest,
+        command.photos,
+    ):
+        rows = {row.row.removeprefix("smoke/") for row in results.read(files[module.TABLE])}
+        assert rows == set(module.ROWS)
+    captions = {row.row for row in results.read(files["table3"])}
+    assert captions == {f"scenes/64/{kind}" for kind in command.table3.KINDS if kind not in command.table3.HALVED}
+    assert sorted(path.stem for path in smoke.glob("*.png")) == sorted(FIGURES)
+    assert "all runs at smoke size only" in refused("reproduce", "all")
+    said = ok("reproduce", "all", "--smoke", "--out", smoke)  # all of it is there
+    assert f"0 rows and {len(FIGURES)} figures" in said
+
+
+def test_status_and_figures(tmp_path: Path) -> None:
+    said = ok("reproduce", "status", "--out", tmp_path)
+    assert "Table 4" in said and "0 of " in said and "not measured" in said
+    assert "measure them first" in refused("reproduce", "figure1", "--out", tmp_path / "table4.csv")
 
 
 def test_numbers_and_places() -> None:

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semisight.baselines.network import AT_A_TIME
 from semisight.objectives.step import Images
-
-AT_A_TIME = 500
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -49,7 +48,8 @@ class M1(nn.Module):
     def bound(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Of every image, with one draw of z, in nats."""
         x = images.flatten(1)
-        x = torch.bernoulli(x, generator=generator) if self.training else x
+        if self.training:
+            x = (torch.rand(x.shape, generator=generator).to(x) < x).to(x)
         mu, log_sigma = self.moments(x)
         z = mu + log_sigma.exp() * torch.randn(mu.shape, generator=generator).to(mu)
         log_likelihood = -F.binary_cross_entropy_with_logits(self.decoder(z), x, reduction="none").sum(1)
@@ -64,9 +64,9 @@ class M1(nn.Module):
 
     @torch.no_grad()
     def codes(self, images: Images) -> Tensor:
-        """The means of q(z|x), [N, 50]."""
-        index = torch.arange(len(images)).split(AT_A_TIME)
-        return torch.cat([self.moments(images.batch(some))[0] for some in index])
+        """The means of q(z|x), [N, 50] on the CPU."""
+        index, weight = torch.arange(len(images)).split(AT_A_TIME), next(self.parameters())
+        return torch.cat([self.moments(images.batch(some).to(weight))[0].cpu() for some in index])
 
 
 def log_normal(x: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:

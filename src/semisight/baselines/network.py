@@ -65,13 +65,13 @@ class Learning(nn.Module):
 
 @torch.no_grad()
 def scores_of(network: Classifier, images: Images) -> Tensor:
-    """Of every image of a set, [N, C], by the network as it is used: not in training mode."""
+    """Of every image of a set, [N, C] on the CPU, by the network as it is used: not in training mode."""
     assert isinstance(network, nn.Module)
-    was_training = network.training
+    was_training, weight = network.training, next(network.parameters())
     network.eval()
     try:
         index = torch.arange(len(images)).split(AT_A_TIME)
-        return torch.cat([network.scores(images.batch(some)) for some in index])
+        return torch.cat([network.scores(images.batch(some).to(weight)).cpu() for some in index])
     finally:
         network.train(was_training)
 

@@ -1,10 +1,22 @@
-"""`semisight reproduce`: the paper's tables by command, cell by cell, into results/*.csv."""
+"""`semisight reproduce`: the paper's tables and figures by command, cell by cell, into results/*.csv."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from semisight.errors import UserError
-from semisight.experiments import image_model, photos, suggest, table1, table2, table3, table3_photos
+from semisight.experiments import (
+    figures,
+    image_model,
+    photos,
+    suggest,
+    table1,
+    table2,
+    table3,
+    table3_photos,
+    table4,
+)
 from semisight.experiments.paired import differences
 from semisight.experiments.results import Row, Summary, read
 from semisight.experiments.table import Request
@@ -15,9 +27,17 @@ EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
     "table2": table2.run,
     "table3": table3.run,
     "table3-photos": table3_photos.run,
+    "table4": table4.run,
     "suggest": suggest.run,
     "photos": photos.run,
 }
+
+FIGURES: dict[str, Callable[[Request], Path]] = {
+    name: lambda request, name=name: figures.draw(name, request)  # type: ignore[misc]
+    for name in figures.FIGURES
+}
+ALL, STATUS = "all", "status"
+DEFAULT_N = {"table4": table4.SHARES}  # where it is not labels per class
 
 
 def reproduce(name: str, request: Request) -> list[Row]:
@@ -25,11 +45,29 @@ def reproduce(name: str, request: Request) -> list[Row]:
     return EXPERIMENTS[_known(name)](request)
 
 
+def draw(name: str, request: Request) -> Path:
+    """The file of a figure."""
+    return FIGURES[name](request)
+
+
+def everything(request: Request) -> tuple[list[Row], list[Path]]:
+    """Every row of every table, and every figure, at smoke size; the files go into the folder `request.out`."""
+    if not request.smoke:
+        raise UserError("all runs at smoke size only: add --smoke. A real table needs its images: name it by itself.")
+    folder = request.out or Path("smoke")
+    rows: list[Row] = []
+    for name, run in EXPERIMENTS.items():
+        rows += run(replace(request, data=None, out=folder / f"{name.replace('-', '_')}.csv", rows=()))
+    of_table4 = replace(request, data=None, out=folder / f"{table4.TABLE}.csv", rows=())
+    return rows, [draw(name, of_table4) for name in FIGURES]
+
+
 def _known(name: str) -> str:
+    names = (*EXPERIMENTS, *FIGURES, ALL, STATUS)
     if name not in EXPERIMENTS:
-        near = get_close_matches(name, EXPERIMENTS, n=1)
+        near = get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise UserError(f"no experiment named {name!r}{hint} There are: {', '.join(EXPERIMENTS)}")
+        raise UserError(f"no experiment named {name!r}{hint} There are: {', '.join(names)}")
     return name
 
 

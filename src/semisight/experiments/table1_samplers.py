@@ -26,6 +26,7 @@ from torch import Tensor
 from semisight.data import load
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
+from semisight.experiments import table1_caltech
 from semisight.experiments.label_rows import LabelRow, Parts, image_model, labels_of, parts, train_without_labels
 from semisight.experiments.table import Measured, Request, Unfinished
 from semisight.inference.encode import encode
@@ -114,15 +115,17 @@ EM = {
 EM_LONGER = {name: replace(setting, iterations=2 * setting.iterations) for name, setting in EM.items()}
 
 
-def sets(data: str | Path, seed: int, smoke: bool = False) -> tuple[str, Parts]:
+def sets(data: str | Path, seed: int, smoke: bool = False, cache: Path | None = None) -> tuple[str, Parts]:
     """The data set's name, and its parts."""
     if smoke:
         return "smoke", parts(data, 0, seed, smoke)
+    if table1_caltech.is_caltech(data):
+        return table1_caltech.NAME, table1_caltech.sets(data, seed, cache)
     images = load(data)
     name = SHAPES.get(images.shape)
     if name is None or len(images.class_names) != 10:
         raise UserError(
-            f"Table 1 is measured on MNIST and CIFAR-10; {data} holds images of {images.shape} "
+            f"Table 1 is measured on MNIST, CIFAR-10 and Caltech-101; {data} holds images of {images.shape} "
             f"with {len(images.class_names)} classes"
         )
     return name, parts(data, N_VALID[name], seed)
