@@ -20,8 +20,20 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from semisight import files
+from semisight.data.label_table import Table
 from semisight.errors import UserError
-from semisight.files import atomic_path, bundle, check_seal, clean_leftovers, finish_bundle, locked, seal, write_atomic
+from semisight.files import (
+    atomic_path,
+    bundle,
+    check_seal,
+    clean_leftovers,
+    finish_bundle,
+    locked,
+    seal,
+    write_atomic,
+    write_json,
+)
+from semisight.training.checkpoint import Checkpoint, write_checkpoint
 
 
 @contextmanager
@@ -462,3 +474,54 @@ def test_a_strangers_lock_file_says_nothing_to_the_terminal(tmp_path: Path) -> N
 
 def test_nothing_to_clean_where_there_is_nothing(tmp_path: Path) -> None:
     assert clean_leftovers(tmp_path / "none") == []
+
+
+# --- in which order
+
+
+def test_a_folder_is_flushed_after_every_rename_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything that writes returns: the content of the file, the rename, then the names of its folder."""
+    calls: list[tuple[str, tuple[int, int]]] = []
+    replace, fsync = os.replace, os.fsync
+
+    def identity(found: os.stat_result) -> tuple[int, int]:
+        return found.st_dev, found.st_ino
+
+    def noted_replace(source: Path, target: Path) -> None:
+        calls.append(("file", identity(os.stat(source))))
+        replace(source, target)
+        calls.append(("rename", identity(os.stat(Path(target).parent))))
+
+    def noted_fsync(handle: int) -> None:
+        fsync(handle)
+        calls.append(("fsync", identity(os.fstat(handle))))
+
+    monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+
+    def several() -> None:
+        with bundle(tmp_path / "bundle", remove=["*"]) as new:
+            (new / "below").mkdir()
+            for name in ("a", "below/b"):
+                (new / name).write_text("text")
+
+    def label() -> None:
+        table.put("a.png", "cat")
+        table.merge(quiet=0.0)
+
+    with Table(tmp_path / "labels.csv") as table:
+        works: dict[str, Callable[[], object]] = {
+            "file": lambda: write_atomic(tmp_path / "file", "text"),
+            "json": lambda: write_json(tmp_path / "new" / "file.json", {"a": 1}),
+            "bundle": several,
+            "checkpoint": lambda: write_checkpoint(tmp_path / "run" / "c.safetensors", Checkpoint({"model": {}})),
+            "labels": label,
+        }
+        for name, work in works.items():
+            calls.clear()
+            work()
+            renames = [i for i, (what, _) in enumerate(calls) if what == "rename"]
+            assert renames, name
+            for i in renames:
+                assert ("fsync", calls[i - 1][1]) in calls[: i - 1], f"{name}: the content was not flushed before"
+                assert ("fsync", calls[i][1]) in calls[i:], f"{name}: the folder was not flushed after"

@@ -1,6 +1,7 @@
 """The one place that writes: files and folders are the old ones or the new ones, never half of one, and say so.
 
     write_atomic, atomic_path   one file: written beside, flushed, renamed, the folder flushed
+    remove                      one file: gone, the folder flushed
     bundle, finish_bundle       several files of a folder that belong together: all are replaced, or none
     seal, check_seal            a safetensors file with a checksum of all its bytes in its own header
     write_json, json_checksum   the same for a JSON file (untrusted.read_json compares)
@@ -77,6 +78,15 @@ def write_atomic(path: str | Path, content: bytes | str) -> None:
     """Writes a whole file in one step; it is on disk when this returns."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def remove(path: Path) -> None:
+    """A file that is gone, also after a power cut, when this returns; one that is not there is gone already."""
+    try:
+        path.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"could not remove {path}: {error.strerror or error}.") from error
 
 
 def make_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
     read_bytes, read_text     a regular file of bounded size; a pipe or a device is never opened
     read_json, parse_json     values of bounded depth, and their checksum where there is one (files.write_json)
     parse_yaml                the same for settings
+    names_in                  names of classes or tags
     recorded_file             a path that stands in a run: used as it is written, and only if it leads to a file
     inside                    refuses folders of a run that are links to somewhere else, before they are written to
     printable, csv_cell       text on its way to a terminal, or to a table that a spreadsheet opens
@@ -131,6 +132,13 @@ def _measure(values: Any, most: int = 10_000_000) -> None:
             return
         level = below
     raise RecursionError
+
+
+def names_in(value: Any) -> list[str]:
+    """Names of classes or tags as a run lists them: texts, each once."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value) or len({*value}) != len(value):
+        raise UserError("it lists names that are no texts, or one of them twice.")
+    return value
 
 
 def recorded_file(text: str, run: str | Path, *, what: str, option: str) -> Path:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from semisight.data.preprocessing import Pictures, Preprocessing, WorkerJob, fingerprint_of
 from semisight.errors import UserError
-from semisight.untrusted import MOST_SETTINGS, parse_yaml, read_text
+from semisight.untrusted import MOST_SETTINGS, parse_yaml, printable, read_text
 
 NEEDS_EXTRA = "pip install 'semisight[photos]'"
 WORKER = "semisight.backbones.worker"
@@ -224,6 +224,10 @@ def _network_hash(path: Path) -> str:
         for entry in tensor.external_data
         if entry.key == "location"
     }
+    for name in beside:  # onnxruntime refuses other places too; here nothing of them is even opened
+        file = path.parent / name
+        if not file.resolve().is_relative_to(path.parent.resolve()) or not file.is_file():
+            raise UserError(f"{path} keeps its weights in {printable(name)!r}, which is no file beside it")
     return "".join(file_hash(file) for file in (path, *(path.parent / name for name in sorted(beside))))
 
 

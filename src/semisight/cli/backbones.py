@@ -9,6 +9,14 @@ from semisight.cli.console import note, say
 
 def backbones(
     measure: Annotated[bool, typer.Option("--measure", help="Time those that are installed on this machine.")] = False,
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Let runs that name this .onnx file, folder or hf:OWNER/NAME use it, as after train --backbone.",
+            show_default=False,
+        ),
+    ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="For people, or for programs.")] = "table",
 ) -> None:
     """List the pretrained networks known by name: licence, size, input, and how fast they are here.
@@ -18,12 +26,20 @@ def backbones(
     Example:
 
         semisight backbones --measure
+
+        semisight backbones --trust networks/dino.onnx
     """
     import dataclasses
     import json
 
-    from semisight.backbones import DEFAULT, installed
+    from semisight.backbones import DEFAULT, installed, resolve
+    from semisight.backbones.trusted import trust as remember
 
+    if trust is not None:
+        network = resolve(trust)
+        remember(trust)
+        say(f"{network.name} may be used by runs that name it: {network.input_size} pixels, {network.licence}.")
+        return
     found = installed(measure)
     if format == "json":
         say(json.dumps([dataclasses.asdict(entry) for entry in found], indent=2))

@@ -27,6 +27,7 @@ LIMIT = 10_000_000_000  # bytes
 _FORMAT = 2  # of the index, and of what is in it: to be raised when a view becomes another one (preprocessing.py)
 _DAY = 24 * 3600.0
 _IN = 500  # keys of one query
+_SHARD = re.compile(r"[A-Za-z0-9_-]+\.f16")
 _TABLES = """
 CREATE TABLE IF NOT EXISTS space (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT, row_bytes INTEGER);
 CREATE TABLE IF NOT EXISTS shard (
@@ -122,8 +123,13 @@ class FeatureIndex:
             ) from error
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self._db.close()
+        if isinstance(error, sqlite3.Error):
+            raise UserError(
+                f"the index of the feature cache in {self.folder} cannot be used ({error}): delete that folder, it is "
+                "made again, or choose another one by the variable XDG_CACHE_HOME."
+            ) from error
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -194,6 +200,9 @@ class FeatureIndex:
             for number in wanted:
                 if number in shards and number not in files:
                     self._remove(shards[number])
+                elif number not in shards:  # no shard of ours, or none at all
+                    self._db.execute("DELETE FROM feature WHERE shard = ?", (number,))
+                    self._db.execute("DELETE FROM shard WHERE id = ?", (number,))
         return ShardedRows(files, found, shape) if len(files) == len(wanted) else None
 
     # ---- writing ----
@@ -233,6 +242,8 @@ class FeatureIndex:
         listed = []
         query = "SELECT id, space, file, used FROM shard ORDER BY used"
         for number, space, file, used in self._db.execute(query).fetchall():
+            if not isinstance(file, str) or not _SHARD.fullmatch(file):  # none of ours: no name leads out of the folder
+                continue
             try:
                 n_bytes = os.stat(self.folder / file).st_size
             except OSError:

@@ -48,8 +48,10 @@ class ShardWriter:
         for name in (*old, *new):
             made = 0 if name in old else os.O_CREAT | os.O_EXCL
             try:
-                descriptor = os.open(folder / name, os.O_RDWR | made, 0o666)
-            except (FileNotFoundError, FileExistsError):
+                descriptor = os.open(folder / name, os.O_RDWR | os.O_NOFOLLOW | made, 0o666)
+            except OSError:  # gone, or somebody else's
+                if name == new[-1]:
+                    raise
                 continue
             locked, status = lock_file(descriptor), os.fstat(descriptor)
             # An old one may have been removed between opening and locking it.

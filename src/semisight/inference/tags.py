@@ -16,6 +16,7 @@ from semisight.inference.labels import decide
 from semisight.model.heads.tags import TagHead
 
 ENOUGH = 50  # held-out entries of each kind, 1 and 0
+_MOST = 1e12  # of a scale or an offset
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class TagCalibration:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "TagCalibration":
-        return TagCalibration(float(values["scale"]), float(values["offset"]), int(values["step"]), int(values["n"]))
+        scale, offset = float(values["scale"]), float(values["offset"])
+        if not abs(scale) < _MOST or not abs(offset) < _MOST:  # "nan" is a text that float takes
+            raise ValueError("scale and offset must be finite numbers")
+        return TagCalibration(scale, offset, int(values["step"]), int(values["n"]))
 
 
 def fit_tags(decision: Tensor, values: Tensor, step: int) -> TagCalibration | None:

@@ -19,6 +19,8 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.metrics.classification import Numbers, labelled_pair
 
+_MOST = 1e12  # of a scale or an offset
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -31,6 +33,11 @@ class Calibration:
         """[B, C], rows adding up to 1, in the type of `decision`."""
         scale, offset = self.scale.to(decision), self.offset.to(decision)
         return (decision * scale + offset).softmax(1)
+
+    def fits(self, n_classes: int) -> bool:
+        """Whether it is one for so many classes, of numbers that leave probabilities finite."""
+        values = torch.stack([self.scale, self.offset]) if self.scale.shape == self.offset.shape else self.scale[:0]
+        return values.shape == (2, n_classes) and bool((values.abs() < _MOST).all())
 
     def to_dict(self) -> dict[str, list[float]]:
         return {"scale": self.scale.tolist(), "offset": self.offset.tolist()}

@@ -135,6 +135,10 @@ class CaptionKind:
             return [*lines, f"  those of {n_held_out:,} images are held out, to choose the weights"]
         return [*lines, "  none are held out: the last weights are used"]
 
+    def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:
+        hidden, embedding = (int(about["settings"][name]) for name in ("hidden_size", "embedding_size"))
+        return (hidden + embedding) * (int(about["vocab_size"]) + 4 * hidden + code_size)
+
     def head(self, about: Mapping[str, Any], code_size: int) -> nn.Module:
         return _head(about["settings"], code_size, int(about["vocab_size"]), 0)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from semisight.backbones import resolve
+from semisight.backbones.trusted import trust
 from semisight.data import load
 from semisight.data.caption_files import CaptionTable, read_captions
 from semisight.data.columns import (
@@ -41,7 +42,7 @@ from semisight.data.sources import Kind, kind_of
 from semisight.data.tables import read_labels, read_tags
 from semisight.errors import UserError
 from semisight.random import Stream, random_order
-from semisight.runs.settings import DataSettings
+from semisight.runs.settings import MOST_VIEWS, DataSettings
 
 Progress = Callable[[int, int], None]  # images read, images in all
 
@@ -351,7 +352,10 @@ def with_features(
 ) -> ImageSet:
     """The images with features in the pixels' place: of the files of a folder, by their names, or of those in memory.
     Those that cannot be read are left out."""
+    if not 1 <= views <= MOST_VIEWS:
+        raise UserError(f"features are taken of 1 to {MOST_VIEWS} views of each image, not {views}.")
     network = resolve(backbone, pooled=not grid)
+    trust(backbone)  # runs that name it may use it from now on
     if folder is not None:
         features = cached_features(folder, network, views=views, names=images.names, progress=progress)
     else:

@@ -84,6 +84,10 @@ class Kind(Protocol):
         """The untrained head that `about` describes."""
         ...
 
+    def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:
+        """About how many numbers that head has; asked before it is built."""
+        ...
+
     def reader(self, folder: RunFolder, about: Mapping[str, Any], head: nn.Module, step: int) -> Reader: ...
 
     def reader_of(self, target: Target) -> Reader:

@@ -26,7 +26,7 @@ from semisight.runs.images import Sets
 from semisight.runs.kinds import Terms
 from semisight.runs.settings import DataSettings, Settings, parse_xi
 from semisight.training.folder import RunFolder
-from semisight.untrusted import read_json
+from semisight.untrusted import names_in, read_json
 
 UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
@@ -145,11 +145,16 @@ class LabelKind:
             lines.append(f"  {why}: the {last} are used, and probabilities are not calibrated")
         return lines
 
+    def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:
+        return code_size * len(names_in(about["class_names"]))
+
     def head(self, about: Mapping[str, Any], code_size: int) -> nn.Module:
         return build_head(about["settings"], code_size, len(about["class_names"]))
 
     def reader(self, folder: RunFolder, about: Mapping[str, Any], head: nn.Module, step: int) -> LabelReader:
         fitted = _read_calibration(folder)
+        if fitted is not None and not fitted.calibration.fits(len(about["class_names"])):
+            raise UserError(f"{folder.file(CALIBRATION)} is of another model; delete it to go without.")
         return LabelReader(
             head=cast(LabelHead, head),
             class_names=tuple(about["class_names"]),

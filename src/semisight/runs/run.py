@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from semisight.backbones.trusted import recorded_backbone
 from semisight.data.features import MARK
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.errors import UserError
@@ -41,7 +42,8 @@ from semisight.untrusted import read_json
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
 OWN_FEATURES = "features of your own"  # in the place of a backbone's name
-MOST_WEIGHTS = 10**10  # of a model that a stranger describes
+MOST_WEIGHTS = 10**10  # of a model that somebody asks for
+SMALL = 10**6  # numbers of a model that may be built whatever the size of the file that describes it
 DATA, COMPARISON, UNFINISHED, REPORT = "data.json", "comparison.json", "unfinished.txt", "report.html"
 WAYS = "ways.json"  # what cross-validation said of every way to learn that was tried
 
@@ -105,6 +107,8 @@ def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
         for name, text in paths.items()
         if text and text not in kept and not text.startswith(("builtin:", MARK))
     }
+    if data.backbone is not None:
+        found["backbone"] = recorded_backbone(data.backbone)
     return dataclasses.replace(data, **cast(Any, found))
 
 
@@ -275,10 +279,13 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
     try:
         meta = read_meta(checkpoint)
         about, step = meta["about"], int(meta["counters"]["step"])
-        model = build_model(about["model"]) if model is None else model
-        heads = {
-            name: kind_named(name).head(of, model.code_size) for name, of in about["targets"].items() if _known(name)
-        }
+        room = SMALL + checkpoint.stat().st_size
+        model = build_model(about["model"], room=room) if model is None else model
+        targets = {name: of for name, of in about["targets"].items() if _known(name)}
+        for name, of in targets.items():
+            if kind_named(name).n_weights(of, model.code_size) > room:
+                raise UserError(f"{checkpoint} describes a head of {name} that is larger than the whole file")
+        heads = {name: kind_named(name).head(of, model.code_size) for name, of in targets.items()}
         load_parts({"model": model, **{f"head.{name}": head for name, head in heads.items()}}, checkpoint)
         _check_numbers(model, *heads.values(), where=checkpoint)
         for module in (model, *heads.values()):
@@ -295,16 +302,19 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
         raise UserError(f"{error}{other}") from error
 
 
-def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
-    """The untrained model that a checkpoint describes."""
+def build_model(about: Mapping[str, Any], seed: int = 0, room: int = MOST_WEIGHTS) -> ImageModel:
+    """The untrained model that a checkpoint describes; `room` is how many numbers it can have at most, by the size of
+    its file: a stranger may describe anything."""
     if "network" in about.get("features", {}):
-        _check_size(Architecture.from_dict(about["architecture"]))
+        architecture, hidden = Architecture.from_dict(about["architecture"]), int(about["features"]["network"]["hidden_size"])
+        _check_size(architecture.n_weights, room)
+        _check_size(hidden * (architecture.n_pixels + hidden + architecture.code_size), room)
         return build_described(about, seed)
     if "features" in about:
         of = about["features"]
-        if int(of["n_features"]) * int(of["code_size"]) > MOST_WEIGHTS:
-            raise UserError("it describes a model of features that is beyond reason")
+        _check_size(int(of["n_features"]) * int(of["code_size"]), room)
         if of.get("scaled", False):
+            _check_size(int(of["n_features"]) ** 2, room)
             return ImageModel(
                 ScaledFeatures(int(of["n_features"])),
                 Decoder(feature_architecture(int(of["n_features"]), int(of["n_features"]))),
@@ -317,15 +327,17 @@ def build_model(about: Mapping[str, Any], seed: int = 0) -> ImageModel:
             "model of the same parts (model=...)."
         )
     architecture = Architecture.from_dict(about["architecture"])
-    _check_size(architecture)
+    _check_size(architecture.n_weights, room)
     if about.get("encoder") == "deep":
-        return ImageModel.deep(architecture, seed, float(about["width"]), about["pooling"] != "max")
+        width = float(about["width"])
+        _check_size(int(architecture.n_weights * max(1.0, width) ** 2), 100 * room)  # its maps are of its own number
+        return ImageModel.deep(architecture, seed, width, about["pooling"] != "max")
     return ImageModel.of(architecture, about["pooling"], seed=seed)
 
 
-def _check_size(architecture: Architecture) -> None:
-    if architecture.n_weights > MOST_WEIGHTS:
-        raise UserError(f"it describes a model of {architecture.n_weights:,} numbers, which is beyond reason")
+def _check_size(n_weights: int, room: int) -> None:
+    if not 0 <= n_weights <= room:
+        raise UserError(f"it describes a model of {n_weights:,} numbers, larger than its file")
 
 
 def _check_numbers(*modules: nn.Module, where: Path) -> None:

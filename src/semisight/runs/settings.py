@@ -22,6 +22,7 @@ Pooling = Literal["expected", "sampled", "max"]
 GradientName = Literal["local", "straight-through", "nvil"]
 EncoderName = Literal["auto", "features", "scratch", "deep"]
 AugmentName = Literal["auto", "drawings", "photos", "any"]
+MOST_VIEWS = 16  # of an image, whose features are used
 _IMAGES, _LABELS, _TAGS, _CAPTIONS, _CONSISTENCY, _MODEL = (
     *("Images", "Labels", "Tags (several labels per image)", "Captions", "Consistency", "Model"),
 )
@@ -50,7 +51,7 @@ class DataSettings:
         shown="none: from scratch, from pixels",
     )
     views: int = setting(
-        default=2, help="Views of each image whose features are used: plain, and augmented ones.", ge=1, le=16
+        default=2, help="Views of each image whose features are used: plain, and augmented ones.", ge=1, le=MOST_VIEWS
     )
     grid: bool = setting(
         default=False,

@@ -25,7 +25,7 @@ from semisight.runs.kinds import Terms
 from semisight.runs.labels import batch_defaults
 from semisight.runs.settings import Settings, parse_xi
 from semisight.training.folder import RunFolder
-from semisight.untrusted import read_json
+from semisight.untrusted import names_in, read_json
 
 CALIBRATION = "tag_calibration.json"
 XI_PER_TAG = 10.0  # times C times the paper's, as for labels
@@ -90,6 +90,9 @@ class TagKind:
         lines = [f"tags: {len(column.names)} of them; {n_known:,} entries are known ({share:.0%})"]
         last = f"those of {n_held_out:,} images are held out, to choose the weights and to calibrate"
         return [*lines, f"  {last if n_held_out else 'too few to hold some out: the last weights are used'}"]
+
+    def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:
+        return code_size * len(names_in(about["names"]))
 
     def head(self, about: Mapping[str, Any], code_size: int) -> nn.Module:
         return _head(about["settings"]["tag_head"], code_size, len(about["names"]), 0)

@@ -19,7 +19,7 @@ from semisight.data.image_set import skipped_summary
 from semisight.data.sources import Kind as SourceKind
 from semisight.data.sources import kind_of
 from semisight.errors import UserError
-from semisight.files import bundle, json_bytes, locked, write_atomic, write_json
+from semisight.files import bundle, json_bytes, locked, remove, write_atomic, write_json
 from semisight.inference.labels import FittedCalibration
 from semisight.model.architecture import Architecture
 from semisight.model.encoders.deep import DeepEncoder
@@ -219,9 +219,10 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
         yield
     except UserError:
         if is_new and _stamp(folder.newest) == before:  # refused before it began: what was whole still is
-            mark.unlink(missing_ok=True)
+            with contextlib.suppress(UserError):  # the first error says more
+                remove(mark)
         raise
-    mark.unlink(missing_ok=True)
+    remove(mark)
 
 
 def _how_to_go_on(folder: RunFolder) -> bytes:

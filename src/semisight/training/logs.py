@@ -163,4 +163,8 @@ def _open_tensorboard(folder: Path, keep_up_to: int, tell: Callable[[str], None]
         tell("TensorBoard is not installed, so only log.csv is written (pip install 'semisight[track]').")
         return None
     # TensorBoard hides what was logged from purge_step on: the steps that are about to be done again
-    return SummaryWriter(str(folder), purge_step=keep_up_to + 1 if keep_up_to >= 0 else None)
+    try:
+        return SummaryWriter(str(folder), purge_step=keep_up_to + 1 if keep_up_to >= 0 else None)
+    except OSError as error:
+        tell(f"TensorBoard is off: {error}")
+        return None
