@@ -164,7 +164,8 @@ def bundle(folder: str | Path, remove: Iterable[str] = ()) -> Iterator[Path]:
             sync(stage / file)
         for below in [stage, *(each for each in stage.rglob("*") if each.is_dir())]:
             sync_folder(below)
-        old = {file.relative_to(folder).as_posix() for pattern in remove for file in folder.glob(_inside(pattern))}
+        found = [file for pattern in remove for file in folder.glob(_inside(pattern)) if not file.is_dir()]
+        old = {file.relative_to(folder).as_posix() for file in found if file.name not in (LOCK, BUNDLE)}
         plan = {"stage": stage.name, "files": files, "remove": sorted(old - set(files))}
         write_atomic(folder / BUNDLE, json.dumps(plan))  # from here on the new files are the folder's
         finish_bundle(folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import torture
+from benchmarks.torture.disks import read_only_after, renames_in
 from benchmarks.torture.inputs import mutated
 
 
