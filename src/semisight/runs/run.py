@@ -306,7 +306,8 @@ def build_model(about: Mapping[str, Any], seed: int = 0, room: int = MOST_WEIGHT
     """The untrained model that a checkpoint describes; `room` is how many numbers it can have at most, by the size of
     its file: a stranger may describe anything."""
     if "network" in about.get("features", {}):
-        architecture, hidden = Architecture.from_dict(about["architecture"]), int(about["features"]["network"]["hidden_size"])
+        architecture = Architecture.from_dict(about["architecture"])
+        hidden = int(about["features"]["network"]["hidden_size"])
         _check_size(architecture.n_weights, room)
         _check_size(hidden * (architecture.n_pixels + hidden + architecture.code_size), room)
         return build_described(about, seed)

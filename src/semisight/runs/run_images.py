@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from semisight.backbones.trusted import recorded_backbone
 from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
@@ -45,7 +46,7 @@ def load_for(
 ) -> ImageSet:
     """Images as the run's model takes them: its size and channels, or the features of its backbone."""
     if run.backbone is not None:
-        return _features_for(run, run.backbone, source, limit, progress, class_per_folder, part)
+        return _features_for(run, recorded_backbone(run.backbone), source, limit, progress, class_per_folder, part)
     channels, height, width = run.architecture.image_shape
     images = load(
         source,
