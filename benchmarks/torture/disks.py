@@ -181,8 +181,8 @@ def read_only_disks(torture: Torture) -> Row:
         return kept and len(parts) == 2 and loaded.meta["data"]["train"]["number"] == loaded.data().n_train
 
     Table(folder / "labels.csv", {"old.png": Entry("dog")}).close()
-    for work in (file, several):
-        work()
+    file()
+    several()
     works: dict[str, Callable[[], object]] = {
         "file": file,
         "checkpoint": lambda: write_checkpoint(folder / "c.safetensors", Checkpoint({"model": {}}, {"about": {}})),

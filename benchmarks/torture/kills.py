@@ -162,7 +162,7 @@ def kills_of_exports(torture: Torture) -> Row:
     loaded = load_run(run)
 
     def export(to: Path) -> Exported:
-        return export_onnx(loaded.model, list(loaded.readers.values()), to)  # type: ignore[arg-type]
+        return export_onnx(loaded.model, list(loaded.readers.values()), to)
 
     started = time.monotonic()
     write_repository(repository, 1, export)

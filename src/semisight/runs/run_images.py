@@ -26,7 +26,7 @@ from semisight.runs.images import (
     with_labels,
     with_tags,
 )
-from semisight.runs.run import Run
+from semisight.runs.run import OWN_FEATURES, Run
 from semisight.runs.settings import DataSettings
 from semisight.runs.train import lasting
 from semisight.untrusted import recorded_file
@@ -46,7 +46,8 @@ def load_for(
 ) -> ImageSet:
     """Images as the run's model takes them: its size and channels, or the features of its backbone."""
     if run.backbone is not None:
-        return _features_for(run, recorded_backbone(run.backbone), source, limit, progress, class_per_folder, part)
+        backbone = run.backbone if run.backbone == OWN_FEATURES else recorded_backbone(run.backbone)
+        return _features_for(run, backbone, source, limit, progress, class_per_folder, part)
     channels, height, width = run.architecture.image_shape
     images = load(
         source,
