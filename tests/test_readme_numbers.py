@@ -43,6 +43,8 @@ def test_the_image_model(pooling: str) -> None:
     ("beginning", "row", "seeds"),
     [
         ("transductive SVM on pixels", "tsvm", 3),
+        ("M1, its codes to the same SVM", "m1-tsvm", 1),
+        ("M1+M2", "m1-m2", 1),
         ("image model without labels", "xi0-tsvm", 1),
         ("near what is printed", "printed", 1),
         ("the same with the local gradient", "local", 1),
