@@ -90,10 +90,13 @@ def test_captions_are_escaped(seen: CaptionsSeen) -> None:
 def test_a_captioner_that_has_collapsed_is_called_so(loaded: tuple[Run, Sets], seen: CaptionsSeen) -> None:
     material = look_at_all(*loaded)
     texts = [f"a {number}" for number in range(len(seen.captions))]
-    various = dataclasses.replace(seen, captions=tuple(Caption((), text, -1.0) for text in texts))
+    various = dataclasses.replace(seen, captions=tuple(Caption(tuple(text.split()), text, -1.0) for text in texts))
     assert warnings(material, various) == []
-    same = dataclasses.replace(seen, captions=tuple(Caption((), "a dog", -1.0) for _ in texts))
+    same = dataclasses.replace(seen, captions=tuple(Caption(("a", "dog"), "a dog", -1.0) for _ in texts))
     (line,) = warnings(material, same)
-    assert "collapsed" in line and "'a dog'" in line and f"{len(texts)} of {len(texts)}" in line
+    assert "Collapsed" in line and "a dog" in line and f"100% of {len(texts)} images" in line
     half = [*texts[: len(texts) // 2 + 1], *["a dog"] * (len(texts) - len(texts) // 2 - 1)]
-    assert warnings(material, dataclasses.replace(seen, captions=tuple(Caption((), t, -1.0) for t in half))) == []
+    assert (
+        warnings(material, dataclasses.replace(seen, captions=tuple(Caption(tuple(t.split()), t, -1.0) for t in half)))
+        == []
+    )

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from semisight.data.label_csv import Entry
 from semisight.data.label_table import Table
-from tests.server.conftest import chromium, png
+from tests.server.conftest import chromium, learn, png
 from tests.server.server import Served, served
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -129,6 +131,8 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
     page.keyboard.press("/")
     page.keyboard.type("scribble")
     page.keyboard.press("Enter")
+    expect(page.locator("#new")).to_be_visible()  # asked about before it exists
+    page.keyboard.press("Enter")
     saved(page)
     # skipped, and one that is taken back
     page.keyboard.press("s")
@@ -146,3 +150,106 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
     assert len(given) == 9 and name not in found
     page.reload()
     expect(page.locator("#labelled")).to_have_text("40 labelled")
+
+
+# ---- a hundred classes ----
+
+NAMES = ("pyramid", "pyjamas", *(f"kind {number:03}" for number in range(98)))
+
+
+@pytest.fixture(scope="module")
+def hundred(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """120 small wide pictures, one label of each of a hundred classes."""
+    folder = tmp_path_factory.mktemp("hundred")
+    (folder / "photos").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(120):
+        pixels = random.integers(0, 255, (12, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((64, 48)).save(folder / "photos" / f"{number:03}.png")
+    rows = [f"{number:03}.png,{NAMES[number % 100]}" for number in range(100)]
+    (folder / "labels.csv").write_text("\n".join(["file,label", *rows]))
+    learn(folder / "run", source=str(folder / "photos"), labels=str(folder / "labels.csv"), size=8, epochs=1,
+          batch_size=64, valid_fraction=0.0)  # fmt: skip
+    with served(folder / "run", folder / "new.csv") as found:
+        found.wait_until_read()
+        yield found
+
+
+def open_hundred(page: Page, server: Served, width: int, height: int) -> None:
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(f"{server.address}/label")
+    page.wait_for_selector("#choices button")
+
+
+def labelled_as(server: Served, name: str) -> str:
+    return Table(server.table).entries()[name].label
+
+
+@pytest.fixture
+def wide(browser: Browser, hundred: Served) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    yield page
+    context.close()
+
+
+def test_the_best_guesses_have_the_keys_and_are_in_view(wide: Page, hundred: Served) -> None:
+    open_hundred(wide, hundred, 1280, 800)
+    shown = wide.locator("#choices button")
+    expect(shown).to_have_count(9)
+    assert [kbd.inner_text() for kbd in shown.locator("kbd").all()] == list("123456789")
+    shares = [float(text.rstrip("%")) for text in shown.locator(".share").all_inner_texts()]
+    assert len(shares) == 9 and shares == sorted(shares, reverse=True)
+    image = wide.locator("#image").bounding_box()
+    for button in shown.all():  # beside the image, without scrolling
+        box = button.bounding_box()
+        assert box is not None and image is not None
+        assert box["y"] + box["height"] <= 800 and box["x"] >= image["x"] + image["width"] - 1
+    name, third = wide.locator("#file").inner_text(), shown.nth(2).get_attribute("title")
+    wide.keyboard.press("3")
+    saved(wide)
+    assert labelled_as(hundred, name) == third
+
+
+def test_typing_finds_a_class_and_never_makes_one_unasked(wide: Page, hundred: Served) -> None:
+    open_hundred(wide, hundred, 1280, 800)
+    name = wide.locator("#file").inner_text()
+    wide.keyboard.press("/")
+    wide.keyboard.type("pyr")
+    expect(wide.locator("#rest button.guess")).to_have_attribute("title", "pyramid")
+    assert wide.locator("#rest button").count() == 2  # it, and the way to a new class
+    wide.keyboard.press("Enter")
+    saved(wide)
+    assert labelled_as(hundred, name) == "pyramid"
+    # nothing is like this one: it is asked about, and No leaves all as it was
+    before = wide.locator("#file").inner_text()
+    wide.keyboard.press("/")
+    wide.keyboard.type("pyx")
+    wide.keyboard.press("Enter")
+    expect(wide.locator("#new")).to_be_visible()
+    wide.keyboard.press("Escape")
+    expect(wide.locator("#new")).to_be_hidden()
+    assert wide.locator("#file").inner_text() == before and before not in Table(hundred.table).entries()
+    wide.keyboard.press("Enter")
+    wide.locator("#make").click()
+    saved(wide)
+    assert labelled_as(hundred, before) == "pyx"
+    wide.keyboard.press("u")
+    expect(wide.locator("#file")).to_have_text(before)
+    saved(wide)
+    assert before not in Table(hundred.table).entries()
+
+
+def test_on_a_phone_the_image_is_whole_and_stays_in_view(wide: Page, hundred: Served) -> None:
+    open_hundred(wide, hundred, 360, 740)
+    assert wide.evaluate("document.documentElement.scrollWidth") <= 360
+    fit = wide.locator("#image").evaluate("image => getComputedStyle(image).objectFit")
+    assert fit == "contain"
+    for down in (0, 250):
+        wide.evaluate(f"window.scrollTo(0, {down})")
+        box = wide.locator("#image").bounding_box()
+        assert box is not None and box["y"] >= 0 and box["y"] + box["height"] <= 740 and box["height"] > 120
+    last = wide.locator("#choices button").nth(8).bounding_box()
+    wide.evaluate("window.scrollTo(0, 0)")
+    assert last is not None

@@ -4,7 +4,6 @@ Scores are measured on images that were not learned from: those whose captions -
 the held-out ones. Where there are none, only what the model writes is shown, not how good it is.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,6 @@ from semisight.runs.evaluate import CaptionEvaluation, evaluate_captions
 from semisight.runs.images import Sets
 from semisight.runs.run import Run
 
-COLLAPSED, _TELLING = 0.5, 8  # share of images with one caption; images from which it can be told
 _MEASURED, _SHOWN = 300, 24  # images at most: for scores, and to show where nothing can be measured
 SEARCH = Search(n_codes=10, beam=3)  # a page must not take longer than a short training
 _PARTS = {
@@ -139,7 +137,7 @@ def overview(seen: CaptionsSeen) -> Section:
         if seen.evaluation.share_rightly is not None:
             share = f"{seen.evaluation.share_rightly:.0%}"
             entries.append((share, "of the captions name every shape, colour and relation rightly"))
-    return Section("captions", "Captions", "", page.paragraphs(words(seen)) + page.cards(entries))
+    return Section("captions", "Captions", "", page.paragraphs(_learned(seen)) + page.cards(entries))
 
 
 def examples(seen: CaptionsSeen) -> Section:
@@ -201,14 +199,8 @@ def further(m: Material, seen: CaptionsSeen) -> list[Section]:
 
 def warnings(m: Material, seen: CaptionsSeen) -> list[str]:
     """A captioner that has collapsed, saying the same of most images, is called so."""
-    said = Counter(caption.text for caption in seen.captions)
-    text, count = said.most_common(1)[0]
-    if len(seen.captions) < _TELLING or count < COLLAPSED * len(seen.captions):
-        return []
-    return [
-        f"The captions have collapsed: {count:,} of {len(seen.captions):,} images get the same one, {text!r}. They "
-        "say next to nothing about an image. Learn from more captions, for longer, or on pretrained features."
-    ]
+    said = collapse([caption.words for caption in seen.captions])
+    return [said] if said else []
 
 
 def learned_with(seen: CaptionsSeen) -> str:

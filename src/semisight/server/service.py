@@ -31,6 +31,7 @@ from semisight.server.retraining import Retraining, Training, train_command, wri
 from semisight.untrusted import recorded_file
 
 _AHEAD = 50  # suggestions worked out at a time
+_GUESSES = 9  # of a suggestion: those that have a key on the page
 _TENDED = 0.5  # seconds between looks at the table
 _TRIMMED = 10.0  # seconds between giving memory back
 
@@ -295,7 +296,7 @@ class Service:
         if not self.run.has("labels"):
             return ()
         row = encoded.seen.probabilities[place]
-        best = row.topk(min(3, len(row)))
+        best = row.topk(min(_GUESSES, len(row)))
         names = self.run.labels.class_names
         return tuple((names[c], round(p, 4)) for p, c in zip(best.values.tolist(), best.indices.tolist(), strict=True))
 

@@ -4,6 +4,8 @@ import { advise, ask, byId, imageAddress, make, percent, sharpen, sleep, status 
 
 const AHEAD = 8;
 const KEYS = "1234567890";
+const FEW = 10; // classes: each has a key of its own; of more, the model's best guesses have the keys
+const MOST_SHOWN = 200; // further classes below the field
 let queue = []; // suggestions; the first is on the easel
 let classes = [];
 let current = null;
@@ -99,8 +101,18 @@ function next() {
   if (queue.length < AHEAD / 2) refill();
 }
 
-// A class called 7 has the key 7; the others have those that are left, in their order.
+const guessed = () => (current?.guesses ?? []).map((one) => one.label);
+
+// What has a key: few classes always the same, of many the best guesses, the best first, and then the most used.
+function offered() {
+  if (classes.length <= FEW) return classes;
+  const often = classes.filter((name) => counts[name]).sort((a, b) => counts[b] - counts[a]);
+  return [...new Set([...guessed(), ...often, ...classes])].slice(0, 9);
+}
+
+// A class called 7 has the key 7 where there are few; the others have those that are left, in their order.
 function keysOf(names) {
+  if (classes.length > FEW) return new Map(names.map((name, i) => [name, KEYS[i]]));
   const own = new Set(names.filter((name) => name.length === 1 && KEYS.includes(name)));
   const left = [...KEYS].filter((key) => !own.has(key));
   const keys = new Map();
@@ -111,21 +123,59 @@ function keysOf(names) {
   return keys;
 }
 
+function choiceOf(name, key, marked) {
+  const p = (current?.guesses ?? []).find((one) => one.label === name)?.probability;
+  const button = make("button", { type: "button", title: name, className: marked ? "guess" : "" });
+  if (p !== undefined) button.append(make("i", { style: { width: `${100 * p}%` } }));
+  if (key !== undefined) button.append(make("kbd", { textContent: key }));
+  button.append(make("span", { className: "name", textContent: name }));
+  if (p !== undefined) button.append(make("span", { className: "share", textContent: percent(p) }));
+  button.addEventListener("click", () => choose(name));
+  return button;
+}
+
 function showChoices() {
-  const keys = keysOf(classes);
-  const guesses = new Map((current?.guesses ?? []).map((one) => [one.label, one.probability]));
-  const best = current?.guesses[0]?.label;
-  byId("choices").replaceChildren(...(current ? classes : []).slice(0, 60).map((name) => {
-    const p = guesses.get(name);
-    const button = make("button", { type: "button", title: name, className: name === best ? "guess" : "" });
-    if (p !== undefined) button.append(make("i", { style: { width: `${100 * p}%` } }));
-    if (keys.has(name)) button.append(make("kbd", { textContent: keys.get(name) }));
-    button.append(make("span", { className: "name", textContent: name }));
-    if (p !== undefined) button.append(make("span", { className: "share", textContent: percent(p) }));
-    button.addEventListener("click", () => choose(name));
-    return button;
-  }));
-  byId("words").replaceChildren(...classes.map((name) => make("option", { value: name })));
+  const shown = current ? offered() : [];
+  const keys = keysOf(shown);
+  const typed = byId("word").value.trim();
+  byId("choices").replaceChildren(...shown.map((name) => choiceOf(name, keys.get(name), !typed && name === guessed()[0])));
+  const rest = typed ? found(typed) : classes.filter((name) => !shown.includes(name));
+  const list = (current ? rest : []).slice(0, MOST_SHOWN).map((name, i) => choiceOf(name, undefined, typed && i === 0));
+  if (current && typed && !exact(typed)) {
+    const fresh = make("button", { type: "button", className: "fresh", textContent: `new class: ${typed}` });
+    fresh.addEventListener("click", () => askForNew(typed));
+    list.push(fresh);
+  }
+  byId("rest").replaceChildren(...list);
+}
+
+const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();
+const exact = (typed) => classes.find((name) => plain(name) === plain(typed));
+
+// Those that begin with what was typed come first, then those that hold it.
+function found(typed) {
+  const held = classes.filter((name) => plain(name).includes(plain(typed)));
+  return held.sort((a, b) => plain(b).startsWith(plain(typed)) - plain(a).startsWith(plain(typed)));
+}
+
+function useTyped() {
+  const typed = byId("word").value.trim().replace(/\s+/g, " ");
+  if (!current || !typed) return;
+  const known = exact(typed) ?? found(typed)[0];
+  if (known === undefined) askForNew(typed);
+  else choose(known);
+}
+
+// A class that nobody meant is hard to get rid of: it is asked about before it exists.
+function askForNew(name) {
+  const start = plain(name).slice(0, 3);
+  const near = classes.filter((one) => plain(one).startsWith(start)).slice(0, 3);
+  byId("newwords").textContent = `There is no class “${name}” yet.` + (near.length ? ` Did you mean ${near.join(", ")}?` : "");
+  const dialog = byId("new");
+  dialog.returnValue = "";
+  dialog.onclose = () => (dialog.returnValue === "make" ? choose(name) : byId("word").focus());
+  dialog.showModal();
+  byId("make").focus();
 }
 
 function choose(label) {
@@ -167,19 +217,25 @@ byId("skip").addEventListener("click", () => current && finish("/api/labels/skip
 byId("undo").addEventListener("click", takeBack);
 byId("other").addEventListener("submit", (event) => {
   event.preventDefault();
-  choose(byId("word").value);
+  useTyped();
 });
+byId("word").addEventListener("input", showChoices);
 byId("describe").addEventListener("submit", (event) => {
   event.preventDefault();
   describe();
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
-  if (event.key === "Escape") document.activeElement?.blur();
+  if (byId("new").open) return;
+  if (event.key === "Escape") {
+    byId("word").value = "";
+    document.activeElement?.blur();
+    showChoices();
+  }
   if (event.target.matches("input")) return;
   const actions = { s: () => byId("skip").click(), u: takeBack, Backspace: takeBack, c: () => byId("caption").focus(), "/": () => byId("word").focus() };
   if (event.key.length === 1 && KEYS.includes(event.key)) {
-    const chosen = [...keysOf(classes)].find(([, key]) => key === event.key);
+    const chosen = [...keysOf(offered())].find(([, key]) => key === event.key);
     if (!event.repeat && chosen) choose(chosen[0]);
   } else if (event.key === "Enter") {
     if (event.target.matches("button, summary, a")) return;
