@@ -7,7 +7,7 @@ PIP := python -m pip --disable-pip-version-check --quiet
 ONE_THREAD := OMP_NUM_THREADS=1
 
 RUN_EXTRAS := track
-DEV_EXTRAS := track,metrics,onnx,photos,serve,dev
+DEV_EXTRAS := track,metrics,onnx,photos,serve,parquet,remote,ray,dev
 DOCS_EXTRAS := $(DEV_EXTRAS),docs
 
 # The tests that use other libraries most, run with the lowest versions that pyproject.toml allows.

@@ -16,11 +16,13 @@ from benchmarks.captions import (
     measure_decoding,
     measure_training,
 )
+from benchmarks.cost import SMALL_COST, Cost, measure_cost
 from benchmarks.exported import measure_export
 from benchmarks.features import SMALL_PHOTOS, Photos, measure_features
 from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
+from benchmarks.scale import SMALL_SCALE, Scale, measure_scale
 from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
 from semisight.model.architecture import PRESETS, Architecture, Layer, preset
@@ -45,6 +47,8 @@ class Size:
     exported: int = 28
     photos: Photos = field(default_factory=Photos)
     serving: Serving = field(default_factory=Serving)
+    scale: Scale = field(default_factory=Scale)
+    cost: Cost = field(default_factory=Cost)
 
 
 FULL = Size(
@@ -72,6 +76,8 @@ SMOKE = Size(
     exported=8,
     photos=SMALL_PHOTOS,
     serving=SMALL_SERVING,
+    scale=SMALL_SCALE,
+    cost=SMALL_COST,
 )
 
 
@@ -113,6 +119,14 @@ def serving(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_serving(size.serving)
 
 
+def cost(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_cost(size.cost)
+
+
+def scale(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_scale(size.scale)
+
+
 PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "step": steps,
     "encode": encoding,
@@ -123,6 +137,8 @@ PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "folder": folder,
     "export": exported,
     "features": features,
+    "cost": cost,
+    "scale": scale,
 }
 
 

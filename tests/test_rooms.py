@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "semisight"
 
 # From top to bottom: a room may import itself and the rooms after it.
 ROOMS = (
-    *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "inference", "training"),
-    *("objectives", "sampling", "model", "backbones", "data", "metrics"),
+    *("cli", "server", "report", "estimator", "experiments", "baselines", "runs", "engines", "inference"),
+    *("training", "objectives", "sampling", "model", "backbones", "data", "metrics"),
 )
 SHARED = ("errors", "random", "setting", "files", "untrusted", "licences")  # files below all rooms, in order
 FRONT = ("__init__", "__main__")  # the package's face, above all rooms

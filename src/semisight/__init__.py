@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from semisight.data.features import Features
     from semisight.data.image_set import ImageSet
     from semisight.data.sources import load
+    from semisight.data.stream import SampleStream
     from semisight.data.vocabulary import Vocabulary
     from semisight.errors import UserError
     from semisight.estimator import SemiSight
@@ -56,6 +57,7 @@ _HOME_OF = {
     "PaperEncoder": "model.encoders.paper",
     "Posterior": "model.posterior",
     "Run": "runs.run",
+    "SampleStream": "data.stream",
     "SemiSight": "estimator",
     "Side": "objectives.targets",
     "Softmax": "model.heads.labels",
@@ -92,6 +94,7 @@ __all__ = [
     "PaperEncoder",
     "Posterior",
     "Run",
+    "SampleStream",
     "SemiSight",
     "Side",
     "Softmax",

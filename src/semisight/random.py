@@ -54,6 +54,8 @@ class Stream(Enum):
     TAGS_SHOWN = ("order", 42)
     MAPPED = ("order", 45)  # images of the report's map
     SYMMETRIES = ("order", 60)  # labelled images that say which symmetries keep the label
+    STREAM_PARTS = ("order", 51)  # shards of a stream
+    STREAM_SAMPLES = ("order", 52)  # samples within some of them
 
     TRAINING = ("noise", 0)
     VALIDATION = ("noise", 1)

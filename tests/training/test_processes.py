@@ -118,10 +118,10 @@ def assert_same_training(one: Path, two: Path) -> None:
         assert theirs["split"] == mine["split"] and theirs["bound"] == pytest.approx(mine["bound"], rel=1e-6)
 
 
-def test_two_processes_train_as_one_with_the_doubled_batch(tmp_path: Path) -> None:
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """The image model with two of its estimators, learned and exact alpha0, and the toy; processes of our own."""
     two, one = tmp_path / "two", tmp_path / "one"
-    both = start(str(two), "processes=2", "batch_size=5", "precision=64", "average_decay=0.9", "--models")
+    both = start(str(two), "processes=2", "batch_size=10", "precision=64", "average_decay=0.9", "--models")
     settings: dict[str, Any] = {"batch_size": 10, "precision": "64", "average_decay": 0.9}
     for name in GRADIENTS:
         train_image_model(one / name, name, **settings)
@@ -136,7 +136,7 @@ def test_two_processes_train_as_one_with_the_doubled_batch(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_torchrun_starts_the_processes_too(tmp_path: Path) -> None:
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
-    both = start(str(tmp_path / "two"), "batch_size=5", "precision=64", "average_decay=0.9", launcher=torchrun)
+    both = start(str(tmp_path / "two"), "batch_size=10", "precision=64", "average_decay=0.9", launcher=torchrun)
     train_toy(tmp_path / "one", batch_size=10, precision="64", average_decay=0.9)
     assert both.wait(100) == 0, both.communicate()[0]
     assert_same_training(tmp_path / "one", tmp_path / "two")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from semisight.cli import options
+from semisight.cli.bulk import AddressOption, EngineOption, WorkersOption, answer_pile, is_pile
 from semisight.cli.console import count, open_run, put, read_images, reading, say
 from semisight.errors import UserError
 
@@ -23,6 +24,9 @@ def embed(
     device: str = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
     overwrite: options.Overwrite = False,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> None:
     """Write the code of each image, the mean and the spread of each of its numbers, for use elsewhere.
 
@@ -31,12 +35,19 @@ def embed(
     Example:
 
         semisight embed runs/photos photos/ --out codes.npz
+
+        semisight embed runs/photos shards/ --out codes.parquet/ --workers 8
     """
     import numpy as np
 
     from semisight.cli.render import codes_csv
     from semisight.files import atomic_path
 
+    if format is None and is_pile(out, engine, address):
+        from semisight.runs.bulk import Asked
+
+        asked = Asked("embed", str(run), images, "", checkpoint, device)
+        return answer_pile(asked, out, engine, workers, address, overwrite)
     arrays = (format or ("npz" if out is not None and out.suffix == ".npz" else "csv")) == "npz"
     if arrays and out is None:
         raise UserError("say where the codes should be written: --out codes.npz, or --format csv for the screen.")

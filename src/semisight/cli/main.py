@@ -22,6 +22,7 @@ from semisight.cli.report import report
 from semisight.cli.reproduce import reproduce
 from semisight.cli.search import search
 from semisight.cli.serve import serve
+from semisight.cli.shard import shard
 from semisight.cli.suggest import suggest
 from semisight.cli.train import train
 from semisight.errors import UserError
@@ -30,6 +31,7 @@ COMMANDS = {
     "Start here": (demo, inspect, train),
     "Use a run": (predict, caption, search, evaluate, suggest, embed, reconstruct, generate, report, export, serve),
     "Photographs": (backbones, cache),
+    "Piles of images": (shard,),
     "Science": (reproduce,),
 }
 

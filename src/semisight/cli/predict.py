@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from semisight.cli import options
+from semisight.cli.bulk import AddressOption, EngineOption, WorkersOption, answer_pile, is_pile
 from semisight.cli.console import count, note, open_run, put, read_images, reading
 from semisight.errors import UserError
 
@@ -19,6 +20,9 @@ def predict(
     device: str = "auto",
     checkpoint: options.WhichCheckpoint = "auto",
     overwrite: options.Overwrite = False,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> None:
     """Label images: the label of each, its probability and how much it varies over codes of the image (spread).
 
@@ -27,10 +31,20 @@ def predict(
     Example:
 
         semisight predict runs/photos new-photos/ --format csv --out labels.csv
+
+    Of piles of images, shards or Parquet, also elsewhere, answers go to a Parquet data set, by several processes or a
+    Ray cluster; the same command goes on where it was interrupted.
+
+        semisight predict runs/photos s3://bucket/shards/ --out answers.parquet/ --engine ray --address auto
     """
     from semisight.cli.render import predictions
     from semisight.inference.encode import encode_set
 
+    if is_pile(out, engine, address):
+        from semisight.runs.bulk import Asked
+
+        asked = Asked("predict", str(run), images, "", checkpoint, device)
+        return answer_pile(asked, out, engine, workers, address, overwrite)
     loaded = open_run(run, checkpoint, device, out, overwrite)
     names = [name for name in loaded.readers if name != "captions"]
     if not names:

@@ -82,14 +82,15 @@ def train(
     """
     from semisight.runs.run import former_settings
     from semisight.runs.settings import resolve
-    from semisight.runs.train import is_first_process, train_run
+    from semisight.runs.train import is_restarted, train_run
+    from semisight.training.devices import is_first_process
     from semisight.training.folder import RunFolder, check_folder
 
     if out is None:
         raise UserError("say where the run should be written: semisight train DATA --out RUN.")
     out = out.expanduser()
     prepare_process()
-    former = None
+    former, resume = None, resume or is_restarted(out)
     if resume:
         check_folder(RunFolder(out), resume=resume, overwrite=overwrite)
         former = former_settings(RunFolder(out))

@@ -21,7 +21,9 @@ ACCEPTED = """\
   MNIST's idx files                       a folder of them, or one file of images, plain or .gz
   CIFAR-10, CIFAR-100                     a folder of batches, or one batch, binary or Python
   SHARD.tar                               WebDataset: one tar file, or a folder of them
-  Hugging Face's imagefolder              train/ and test/, metadata.csv or metadata.jsonl, or both"""
+  FILE.parquet                            column `image`, and maybe `label`, `caption`: one file, or a folder of them
+  Hugging Face's imagefolder              train/ and test/, metadata.csv or metadata.jsonl, or both
+  s3://..., gs://..., hf://..., file://   any of these files and folders elsewhere (fsspec)"""
 
 _BUILTIN = ("builtin:digits", "builtin:scenes")
 _SCENE_OPTIONS = ("n", "size", "seed", "captions")
@@ -57,6 +59,7 @@ def load(
         raise UserError(f"channels must be 1 (grey) or 3 (colour), not {channels}")
     if part not in (None, *_PARTS):
         raise UserError(f"part must be train or test, not {part!r}")
+    source = at_hand(source)
     kind = kind_of(source)
     if kind is Kind.BUILTIN:
         if part is not None:
@@ -118,8 +121,16 @@ class Kind(Enum):
     IDX = "a folder of MNIST's files"
     CIFAR = "a folder of CIFAR's batches"
     SHARDS = "a folder of WebDataset's shards"
+    PARQUET = "a folder of Parquet files"
     IMAGEFOLDER = "a folder in Hugging Face's layout"
     PICTURES = "a folder of image files"
+
+
+def at_hand(source: str | Path) -> str | Path:
+    """The source on this machine: of one that lies elsewhere (s3:// and the like) a copy in the user's cache."""
+    from semisight.data.remote import is_url, local_copy
+
+    return local_copy(str(source)) if is_url(source) else source
 
 
 def kind_of(source: str | Path) -> Kind:
@@ -127,12 +138,13 @@ def kind_of(source: str | Path) -> Kind:
     from semisight.data.formats.cifar import is_cifar_folder
     from semisight.data.formats.idx import is_idx_name
     from semisight.data.formats.imagefolder import is_imagefolder
+    from semisight.data.formats.parquet import find_parquet
     from semisight.data.formats.webdataset import find_shards
 
-    text = str(source)
+    text = str(at_hand(source))
     if text.startswith("builtin:"):
         return Kind.BUILTIN
-    path = Path(source).expanduser()
+    path = Path(text).expanduser()
     try:
         if not path.exists():
             raise _unknown(text, path)
@@ -144,6 +156,8 @@ def kind_of(source: str | Path) -> Kind:
             return Kind.CIFAR
     except (OSError, ValueError) as error:  # a name too long, a byte 0 in it, no permission on the way
         raise UserError(f"cannot read {text[:200]}: {getattr(error, 'strerror', None) or error}") from error
+    if find_parquet(path):
+        return Kind.PARQUET
     return Kind.SHARDS if find_shards(path) else Kind.IMAGEFOLDER if is_imagefolder(path) else Kind.PICTURES
 
 
@@ -162,6 +176,7 @@ def _load_folder(
     from semisight.data.formats.folders import read_folder
     from semisight.data.formats.idx import find_idx_images, read_idx_images
     from semisight.data.formats.imagefolder import read_imagefolder
+    from semisight.data.formats.parquet import find_parquet, read_parquet
     from semisight.data.formats.webdataset import find_shards, read_shards
 
     if kind is Kind.IDX and (images := find_idx_images(path, part or "train")) is not None:
@@ -171,6 +186,8 @@ def _load_folder(
     choose = None if limit is None else lambda n: _drawn(n, limit, seed)
     if kind is Kind.SHARDS and part is None:
         return read_shards(find_shards(path), size=size, channels=channels, choose=choose, progress=progress)
+    if kind is Kind.PARQUET and part is None:
+        return read_parquet(find_parquet(path), size=size, channels=channels, choose=choose, progress=progress)
     if kind is Kind.IMAGEFOLDER and not class_per_folder:
         return read_imagefolder(path, part, size=size, channels=channels, choose=choose, progress=progress)
     if part is not None:
@@ -207,6 +224,7 @@ def _load_file(path: Path, size: int | None, channels: int | None, limit: int | 
     from semisight.data.formats.folders import read_picture
     from semisight.data.formats.idx import looks_like_idx, read_idx_images
     from semisight.data.formats.npz import read_npy_images, read_npz
+    from semisight.data.formats.parquet import read_parquet
     from semisight.data.formats.webdataset import find_shards, read_shards
 
     if not path.is_file():
@@ -222,6 +240,9 @@ def _load_file(path: Path, size: int | None, channels: int | None, limit: int | 
         return _finish(read_npz(path), size, channels, limit, seed)
     if start.startswith(b"\x93NUMPY") or path.suffix == ".npy":
         return _finish(read_npy_images(path), size, channels, limit, seed)
+    if start.startswith(b"PAR1") or path.suffix == ".parquet":
+        chosen = None if limit is None else lambda n: _drawn(n, limit, seed)
+        return read_parquet([path], size=size, channels=channels, choose=chosen)
     if find_shards(path) and not looks_like_idx(start):
         choose = None if limit is None else lambda n: _drawn(n, limit, seed)
         return read_shards([path], size=size, channels=channels, choose=choose)

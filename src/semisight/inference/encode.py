@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from semisight.model.image_model import ImageModel
-from semisight.objectives.step import Images
+from semisight.objectives.step import Images, Rows, own_rows, place_of_process, whole_batch
 from semisight.random import Stream, reseed
 
 N_DRAWS = 50  # of z, where q(s | X) depends on it
@@ -70,14 +70,18 @@ def encode_set(
     n_draws: int = N_DRAWS,
     batch_size: int = BATCH,
     seed: int = 0,
+    first: int = 0,
     progress: Progress | None = None,
 ) -> Iterator[tuple[Tensor, Codes, torch.Generator]]:
-    """For the images of a set, or those at `index`: their places [B], their codes, and the batch's generator."""
+    """For the images of a set, or those at `index`: their places [B], their codes, and the batch's generator.
+
+    `first` is the number of the first batch: a part of a set that begins there gets what the whole set would.
+    """
     index = torch.arange(len(images)) if index is None else index
     was_training, generator, done = model.training, torch.Generator(), 0
     model.eval()
     try:
-        for number, part in enumerate(index.split(batch_size) if len(index) else ()):
+        for number, part in enumerate(index.split(batch_size) if len(index) else (), first):
             batch = images.batch(part).to(model.decoder.log_alpha0)
             reseed(generator, seed, Stream.VALIDATION, number)
             found = [encode(model, batch, generator, n_draws)]
@@ -99,6 +103,17 @@ def mean_codes(model: ImageModel, images: Images, *, index: Tensor | None = None
     """The means of q(s | X), [N, J], on the CPU."""
     parts = [codes.mean.cpu() for _, codes, _ in encode_set(model, images, index=index, seed=seed)]
     return torch.cat(parts) if parts else torch.zeros(0, model.code_size)
+
+
+def mean_codes_of_all(model: ImageModel, images: Images, *, seed: int = 0) -> Tensor:
+    """The same, on every process, where each of several encodes its part of the images."""
+    number, processes = place_of_process()
+    batches = own_rows(-(-len(images) // BATCH), number, processes)
+    start, stop = batches.start * BATCH, min(batches.stop * BATCH, len(images))
+    found = encode_set(model, images, index=torch.arange(start, stop), seed=seed, first=batches.start)
+    own = [codes.mean for _, codes, _ in found]
+    codes = torch.cat(own) if own else model.decoder.log_alpha0.new_zeros(0, model.code_size)
+    return whole_batch(codes.detach(), Rows(start, stop, len(images))).cpu()
 
 
 def joined(parts: Sequence[Codes]) -> Codes:

@@ -12,12 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from semisight.objectives.step import Rows, whole_batch
 
-def contrastive(first: Tensor, second: Tensor, temperature: float = 0.2) -> Tensor:
-    """Codes [B, J] of two views of the same images; a scalar in nats."""
-    n = len(first)
+
+def contrastive(first: Tensor, second: Tensor, temperature: float = 0.2, rows: Rows | None = None) -> Tensor:
+    """Codes [B, J] of two views of the same images; a scalar in nats, the mean over these images.
+
+    They are compared with the codes of the whole batch, of which several processes have their `rows`.
+    """
+    n = len(first) if rows is None else rows.total
     codes = F.normalize(torch.cat([first, second]), dim=1)
-    similarity = codes @ codes.T / temperature
-    similarity = similarity.masked_fill(torch.eye(2 * n, dtype=torch.bool, device=codes.device), -math.inf)
-    partner = torch.arange(2 * n, device=codes.device).roll(n)
-    return math.log(2 * n - 1) - F.cross_entropy(similarity, partner)
+    if rows is None or rows.count == rows.total:
+        own, all_codes = torch.arange(2 * n, device=codes.device), codes
+    else:
+        here = torch.arange(rows.start, rows.stop, device=codes.device)
+        own = torch.cat([here, here + n])
+        all_codes = torch.cat([whole_batch(view, rows) for view in codes.chunk(2)])
+    similarity = codes @ all_codes.T / temperature
+    itself = own[:, None] == torch.arange(2 * n, device=codes.device)
+    return math.log(2 * n - 1) - F.cross_entropy(similarity.masked_fill(itself, -math.inf), (own + n) % (2 * n))

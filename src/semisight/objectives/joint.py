@@ -181,7 +181,7 @@ class Joint(nn.Module):
                 gain = gain + how.pseudo_labels * learned.gain
                 terms |= {f"{target.name}_{name}": term for name, term in learned.terms.items()}
             if how.contrastive > 0 and number == 0:  # once, in the units of the first target
-                terms["contrastive"] = contrastive(views[0].mean, views[1].mean, how.temperature)
+                terms["contrastive"] = contrastive(views[0].mean, views[1].mean, how.temperature, rows)
                 gain = gain + how.contrastive * terms["contrastive"]
             spread = target.spread_gain(batch.index, seen) if how.spreading > 0 else None
             if spread is not None:
@@ -261,6 +261,8 @@ class Joint(nn.Module):
         kept = rows.stop - max(rows.start, rows.total - count)
         local = Rows(rows.stop - max(kept, 1), rows.stop, rows.total)
         x, posterior, decoded = self.infer(images[local.start - rows.start :], generator, local)
+        if kept <= 0 and self._squares is not None:
+            self._squares = torch.zeros_like(self._squares)  # what has no weight is not counted either
         bound = image_bound(x, posterior, decoded, self.model.decoder)
         share = max(kept, 0) * rows.total / (count * len(images))  # of this process, on average 1
         loss = -share * (bound.value + self._surrogate(x, posterior, decoded, bound)).mean()

@@ -5,16 +5,22 @@
     loss  = -bound                    mean over this process's rows
 
 Nothing here has a state that must be saved: both come from (seed, step) alone, so a resumed run sees what an
-uninterrupted one would have seen, and two processes see what one process with the doubled batch would.
+uninterrupted one would have seen, and several processes, each with its rows of the batch, see what one process with
+the whole batch would.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from semisight.model.ops.processes import differentiable_sum
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,58 @@ def own_rows(total: int, rank: int, processes: int) -> Rows:
     return Rows(total * rank // processes, total * (rank + 1) // processes, total)
 
 
+# ---- several processes ----
+
+
+def several_processes() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized() and place_of_process()[1] > 1
+
+
+def place_of_process() -> tuple[int, int]:
+    """The number of this process, and how many there are: (0, 1) where there is one."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
 def sum_over_processes(value: Tensor) -> Tensor:
     """The sum of `value` over all processes, or `value` itself where there is one; for `Objective.after_step`."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not several_processes():
         return value
     value = value.clone()
     torch.distributed.all_reduce(value)
     return value
+
+
+def whole_batch(own: Tensor, rows: Rows) -> Tensor:
+    """[total, J]: the rows of all processes, from those of this one, [count, J]. Gradients flow back to whose they are.
+
+    A sum of rows with zeros around them, because processes may differ by a row.
+    """
+    if not several_processes():
+        return own
+    return differentiable_sum(F.pad(own, (0, 0, rows.start, rows.total - rows.stop)))
+
+
+def from_first_process(value: T) -> T:
+    """What the first process has, on every process: anything that can be pickled, between processes of one job."""
+    if not several_processes():
+        return value
+    held = [value]
+    torch.distributed.broadcast_object_list(held, src=0)
+    return held[0]
+
+
+def copy_buffers_of_first(module: nn.Module) -> None:
+    """The buffers of a module as the first process has them, whatever size they have grown to."""
+    if not several_processes():
+        return
+    first = place_of_process()[0] == 0
+    shapes = from_first_process({name: (buffer.shape, buffer.dtype) for name, buffer in module.named_buffers()})
+    for name, (shape, dtype) in shapes.items():
+        own = module.get_buffer(name)
+        held = own.contiguous() if first else torch.empty(shape, dtype=dtype, device=own.device)
+        torch.distributed.broadcast(held, src=0)
+        if not first:
+            *way, last = name.split(".")
+            setattr(module.get_submodule(".".join(way)), last, held)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from semisight.data.formats.folders import choose_size, folder_labels, printable
 from semisight.data.formats.pictures import Header, Unreadable, read_header
 from semisight.data.image_cache import cached_folder
 from semisight.data.image_set import ImageSet, Skipped
+from semisight.data.remote import is_url, local_copy
 from semisight.data.sources import Kind, kind_of
 from semisight.data.tables import read_labels, read_tags
 from semisight.errors import UserError
@@ -95,6 +97,7 @@ def _count(images: ImageSet, name: str) -> int:
 
 def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> Sets:
     """The images of a run with what was asked for, parted by the seed."""
+    data = all_at_hand(data)
     found = _found(data, seed, progress)
     if data.backbone is not None and data.captions is None:
         # Before images are parted: files that cannot be read leave the parts as they are when pixels are learned from.
@@ -103,6 +106,13 @@ def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> 
     if data.captions is None:
         images = images.without_column(CAPTIONS)
     return _parted(dataclasses.replace(found, images=images), data, seed, progress)
+
+
+def all_at_hand(data: DataSettings) -> DataSettings:
+    """With copies on this machine of what lies elsewhere (s3:// and the like)."""
+    paths = {name: getattr(data, name) for name in ("source", "labels", "tags", "captions")}
+    here: dict[str, Any] = {name: str(local_copy(path)) for name, path in paths.items() if path and is_url(path)}
+    return dataclasses.replace(data, **here)
 
 
 def parted(images: ImageSet, data: DataSettings, seed: int) -> Sets:

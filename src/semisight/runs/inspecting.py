@@ -25,7 +25,17 @@ from semisight.errors import UserError
 from semisight.model.architecture import Architecture
 from semisight.runs.encoder_choice import Planned, planned
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
-from semisight.runs.images import BUILTIN, Progress, Sets, captioned, parted, shape_on_disk, with_labels, with_tags
+from semisight.runs.images import (
+    BUILTIN,
+    Progress,
+    Sets,
+    all_at_hand,
+    captioned,
+    parted,
+    shape_on_disk,
+    with_labels,
+    with_tags,
+)
 from semisight.runs.settings import DataSettings, Settings
 from semisight.runs.time_plan import fitted_to, minutes_of, training_minutes
 
@@ -108,6 +118,7 @@ class _Look:
 
 def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
     """Looks at a source as train would take it. Mistakes in tables are found and told, not raised."""
+    settings = dataclasses.replace(settings, data=all_at_hand(settings.data))
     data, seed = settings.data, settings.train.seed
     look = _look(data, seed, progress)
     mistakes: list[Mistake] = []

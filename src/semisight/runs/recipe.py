@@ -7,7 +7,6 @@ The one place where settings become parts. Experiments and the estimator compose
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,13 @@ from semisight.data.batches import LabelledAndUnlabelled, Shuffled, batches_for,
 from semisight.data.columns import CAPTIONS, LABELS, LabelColumn
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.inference.encode import encode_set, mean_codes
+from semisight.inference.encode import encode_set, mean_codes_of_all
 from semisight.model.architecture import Architecture
 from semisight.model.image_model import ImageModel
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.gradients import gradient_named
 from semisight.objectives.joint import Joint, Posteriors
-from semisight.objectives.step import Images
+from semisight.objectives.step import Images, copy_buffers_of_first, place_of_process
 from semisight.objectives.targets import Target
 from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
@@ -135,7 +134,6 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
     architecture = of_shape(settings, train.shape)
     model = build_model(settings, architecture, train)
     found = tuple(kinds_in(sets))
-    _one_process(settings, found)
     targets = [kind.target(settings, sets, model, seed) for kind in found]
     frozen = settings.data.images_from is not None
     plan = plan_of(targets, config.batch_size, settings.consistency.labelled_per_batch, len(train), not frozen)
@@ -237,7 +235,10 @@ def _named(augment: SettingName) -> AugmentName:
 
 
 def refresher(joint: Joint, train: Images, seed: int, every: int = 1) -> Callable[[TrainerState], None] | None:
-    """For `Trainer(on_epoch=...)`: labels spread anew after each `every`-th epoch, from (seed, step) alone."""
+    """For `Trainer(on_epoch=...)`: labels spread anew after each `every`-th epoch, from (seed, step) alone.
+
+    Several processes encode a part of the images each; the first spreads, and the others take what it found.
+    """
     how = joint.consistency
     if how is None or how.spreading == 0 or not len(joint.targets):
         return None
@@ -245,7 +246,10 @@ def refresher(joint: Joint, train: Images, seed: int, every: int = 1) -> Callabl
     def refresh(state: TrainerState) -> None:
         if round(state.epoch) % every == 0:
             generator = reseed(torch.Generator(), seed, Stream.REFRESH, state.counters.step)
-            joint.refresh(mean_codes(joint.model, train, seed=seed), generator)
+            codes = mean_codes_of_all(joint.model, train, seed=seed)
+            if place_of_process()[0] == 0:
+                joint.refresh(codes, generator)
+            copy_buffers_of_first(joint.targets)
 
     return refresh
 
@@ -310,11 +314,6 @@ def with_model_of(settings: Settings) -> Settings:
     data = {"size": settings.data.size or height, "channels": settings.data.channels or channels}
     changed = settings.replace({**model, **data})
     return dataclasses.replace(changed, chosen=settings.chosen | set(model))
-
-
-def _one_process(settings: Settings, found: tuple[Kind, ...]) -> None:
-    if found and int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1 and found[0].name == LABELS:
-        raise UserError("labels are learned in one process: start without torchrun and with processes 1.")
 
 
 def _length(train: TrainConfig) -> str:

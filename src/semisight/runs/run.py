@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from semisight.backbones.trusted import recorded_backbone
 from semisight.data.features import MARK
 from semisight.data.image_set import ImageSet, Skipped
+from semisight.data.remote import is_url
 from semisight.errors import UserError
 from semisight.files import finish_bundle, write_json
 from semisight.inference.captions import Caption, CaptionReader, Search, write_captions
@@ -105,7 +106,7 @@ def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
     found = {
         name: str(folder.path.absolute() / text)
         for name, text in paths.items()
-        if text and text not in kept and not text.startswith(("builtin:", MARK))
+        if text and text not in kept and not text.startswith(("builtin:", MARK)) and not is_url(text)
     }
     if data.backbone is not None:
         found["backbone"] = recorded_backbone(data.backbone)

@@ -16,6 +16,7 @@ from semisight.data.batches import share_of_batch
 from semisight.data.columns import LABELS
 from semisight.data.features import MARK
 from semisight.data.image_set import skipped_summary
+from semisight.data.remote import is_url
 from semisight.data.sources import Kind as SourceKind
 from semisight.data.sources import kind_of
 from semisight.errors import UserError
@@ -39,7 +40,7 @@ from semisight.runs.settings import DataSettings, Settings
 from semisight.runs.time_plan import fitted_to, training_minutes
 from semisight.training.checkpoint import Checkpoint, load_parts, write_checkpoint
 from semisight.training.config import TrainConfig
-from semisight.training.devices import choose_device
+from semisight.training.devices import choose_device, is_first_process, job_size
 from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, describe
 from semisight.training.state import Counters
 from semisight.training.trainer import Fitted, Trainer
@@ -118,9 +119,10 @@ def _train_on_features(decision: Decision, sets: Sets, folder: RunFolder, say: S
     run = judged.learn(ways)
     for line in table(ways):
         say(line)
-    save_run(run, folder.path, DataRecord.of(data, sets.train, sets.valid))
-    keep_ways(folder, ways)
-    write_model_card(load_run(folder.path), sets)
+    if is_first_process():  # all that were started have learned the same
+        save_run(run, folder.path, DataRecord.of(data, sets.train, sets.valid))
+        keep_ways(folder, ways)
+        write_model_card(load_run(folder.path), sets)
     seconds = float(run.meta["counters"]["seconds"])
     fitted = Fitted("the head has converged", 1, 1.0, seconds, None, 0, 0, {}, folder.newest)
     return Trained(folder, fitted, sets)
@@ -226,7 +228,7 @@ def _unfinished(folder: RunFolder) -> Iterator[None]:
 
 
 def _how_to_go_on(folder: RunFolder) -> bytes:
-    return f"To go on: semisight train --out {folder.path.absolute()} --resume\n".encode()
+    return f"To go on: semisight train --out {folder.path.absolute()} --resume\n{_job()}".encode()
 
 
 def _stamp(file: Path) -> int:
@@ -295,12 +297,26 @@ def lasting(source: str) -> str:
     """The source as it can be found from any folder."""
     if source.startswith(MARK):
         return f"{MARK}{Path(source.removeprefix(MARK)).expanduser().absolute()}"
-    return source if source.startswith("builtin:") else str(Path(source).expanduser().absolute())
+    return source if source.startswith("builtin:") or is_url(source) else str(Path(source).expanduser().absolute())
 
 
-def is_first_process() -> bool:
-    """Whether this process may write; further ones are started by torchrun or by the trainer itself."""
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+def is_restarted(path: Path) -> bool:
+    """Whether torchrun has started this process again after a failure, with the job's run in the folder to go on with.
+
+    A machine that is replaced starts as if for the first time: a job with a name (--rdzv-id, --standalone) is known by
+    it. Without one, only a restart goes on, and a run that has come to its end is never taken up.
+    """
+    mark = RunFolder(path).file(UNFINISHED)
+    if job_size() is None or not RunFolder(path).newest.exists() or not mark.exists():
+        return False
+    if _job():
+        return _job() in mark.read_text(encoding="utf-8")
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _job() -> str:
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return "" if name == "none" else f"Job of torchrun: {name}\n"
 
 
 # ---- parts composed in Python ----

@@ -18,7 +18,8 @@ _LEARNING, _MACHINE = "Learning", "Machine"
 FREE_ON_RESUME = frozenset(
     (
         *("max_epochs", "max_steps", "max_minutes", "patience", "max_bad_steps", "log_every"),
-        *("checkpoint_steps", "checkpoint_minutes", "device", "threads", "keep_memory", "progress", "tensorboard"),
+        *("checkpoint_steps", "checkpoint_minutes", "device", "threads", "processes"),
+        *("keep_memory", "progress", "tensorboard"),
     )
 )
 
@@ -34,7 +35,7 @@ class TrainConfig:
     optimiser: Optimiser = setting(default="adam", help="Adam, or SGD with Nesterov's momentum beta1.")
     batch_size: int = setting(
         default=64, help="Images per step.", panel=_LEARNING, shown="64; with labels: 288, or 128 if many", ge=1
-    )  # per process
+    )  # of all processes together
     clip_norm: float | None = setting(default=5.0, help="Gradients are clipped at this norm.", gt=0)
     weight_decay: float = setting(default=0.0, help="Of matrices and filters only, decoupled from the gradient.", ge=0)
     beta1: float = setting(default=0.9, help="Of Adam.", ge=0, lt=1)
@@ -85,7 +86,12 @@ class TrainConfig:
 
     device: str = setting(default="auto", help="auto, cpu, cuda, cuda:1 or mps.", panel=_MACHINE)
     precision: Precision = setting(default="auto", help="Of numbers, in bits.", panel=_MACHINE)
-    processes: int = setting(default=1, help="On this machine; under torchrun its number counts.", ge=1)
+    processes: int = setting(
+        default=1,
+        help="Processes on this machine that share each batch; under torchrun and SLURM theirs count.",
+        panel=_MACHINE,
+        ge=1,
+    )
     threads: int | None = setting(
         default=None, help="CPU threads; 1 is best on a busy machine.", panel=_MACHINE, shown="torch's choice", ge=1
     )

@@ -1,9 +1,11 @@
 """Where to compute and how precisely: chosen from the hardware, or checked against it."""
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,7 +103,7 @@ def use_threads(threads: int | None) -> int:
 
 
 def launch(config: TrainConfig) -> "Fabric":
-    """Fabric on the chosen device, its processes started: those of torchrun, else `config.processes` of our own.
+    """Fabric on the chosen device, its processes started: by torchrun or SLURM, else `config.processes` of our own.
 
     Our own means that Fabric runs the program's command line again for every further process.
     """
@@ -112,9 +114,7 @@ def launch(config: TrainConfig) -> "Fabric":
         raise UserError("training needs lightning-fabric: pip install lightning-fabric.") from None
     device = choose_device(config.device)
     precision = choose_precision(device, config.precision)
-    world = local = config.processes
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
-        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    world, local = job_size() or (config.processes, config.processes)
     if device.type == "mps" and world > 1:
         raise UserError("an Apple GPU trains with one process; use device cpu for several.")
     one_gpu = device.type == "cuda" and ":" in str(device)
@@ -125,9 +125,48 @@ def launch(config: TrainConfig) -> "Fabric":
         accelerator=device.type,
         devices=[device.index] if one_gpu else local,
         num_nodes=world // local,
-        # a term may leave a parameter out of a step (no label in the batch): DDP must look which ones
-        strategy=DDPStrategy(find_unused_parameters=True) if world > 1 else "auto",
+        # gradients are summed by the steps themselves (step.py)
+        strategy=DDPStrategy() if world > 1 else "auto",
         precision={"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[precision],  # type: ignore[arg-type]
     )
-    fabric.launch()
+    with lost_process_told(world):
+        fabric.launch()
     return fabric
+
+
+def job_size() -> tuple[int, int] | None:
+    """How many processes torchrun or SLURM started, in all and on this machine; None where neither did."""
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        return int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    tasks, nodes = int(os.environ.get("SLURM_NTASKS", "1")), int(os.environ.get("SLURM_NNODES", "1"))
+    # a shell inside an allocation is one process, whatever was allocated: only srun gives each task a step
+    if tasks > 1 and "SLURM_PROCID" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return tasks, tasks // nodes
+    return None
+
+
+def is_first_process() -> bool:
+    """Whether this process may write; further ones are started by torchrun, by SLURM, or by the trainer itself."""
+    names = ("RANK", "SLURM_PROCID") if job_size() else ("RANK", "LOCAL_RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0")) == 0
+
+
+@contextlib.contextmanager
+def lost_process_told(processes: int) -> Iterator[None]:
+    """Inside, the end of another process of the job is a UserError that says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        if processes == 1 or not _is_of_connection(error):
+            raise
+        raise UserError(
+            f"another of the {processes} processes of this training ended, or cannot be reached: see what it said. "
+            "The newest checkpoint is whole; to go on, give the same command with --resume (torchrun --max-restarts "
+            f"does so by itself). {str(error).splitlines()[0][:300]}"
+        ) from error
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    text = str(error).casefold()
+    known = ("connection closed", "connection reset", "connect", "gloo", "nccl", "broken pipe", "timed out", "timeout")
+    return isinstance(error, torch.distributed.DistError) or any(word in text for word in known)

@@ -1,7 +1,7 @@
 """Section 4: one step of stochastic ascent, the same on every process.
 
 loss, terms <- objective(batch, noise)      batch and noise from (seed, step)
-gradient    <- mean over processes
+gradient    <- sum over processes, each weighted by its rows
 not finite  -> skipped and counted; too many in a row stop the training
 else        -> clipped at the norm, Adam, averaged weights
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
+from semisight.model.ops.sync_batch_norm import synchronise
 from semisight.objectives.step import Batch, Images, Objective, Plan, Rows, own_rows
 from semisight.random import Stream, reseed
 from semisight.training.config import TrainConfig
@@ -57,6 +58,8 @@ class Stepper:
         assert isinstance(objective, nn.Module)
         self.objective, self.images, self.plan, self.config, self.fabric = objective, images, plan, config, fabric
         self.total_steps = config.total_steps(plan.steps_per_epoch)
+        if fabric.world_size > 1:
+            synchronise(objective)
         self._forward = fabric.setup_module(_Forward(objective))
         self._dtype = torch.float64 if config.precision == "64" else torch.float32
         self._generator = torch.Generator()
@@ -76,17 +79,20 @@ class Stepper:
         batch = load_batch(self.images, index[rows.start : rows.stop], self.fabric.device, self._dtype)
         generator = reseed(self._generator, self.config.seed, Stream.TRAINING, step)
         place = (rows.start, rows.stop, rows.total)
-        with torch.random.fork_rng(devices=[]):  # dropout has no generator of its own: it draws from torch's
-            torch.manual_seed(
-                reseed(
-                    torch.Generator(), self.config.seed, Stream.DROPOUT, step * processes + self.fabric.global_rank
-                ).initial_seed()
-            )
-            loss, terms = self._forward(batch.images, batch.index, generator, *place)
-        if processes > 1:
-            loss = loss * (rows.count * processes / rows.total)  # DDP takes the plain mean over processes
         live.optimiser.zero_grad(set_to_none=True)
-        self.fabric.backward(loss)
+        # DDP's own sums run while gradients are worked out, in an order that depends on which of them there are: they
+        # could meet those of the contrastive term or of a batch normalisation, and one process may lack a target
+        with self.fabric.no_backward_sync(self._forward, enabled=processes > 1):
+            with torch.random.fork_rng(devices=[]):  # dropout has no generator of its own: it draws from torch's
+                torch.manual_seed(
+                    reseed(
+                        torch.Generator(), self.config.seed, Stream.DROPOUT, step * processes + self.fabric.global_rank
+                    ).initial_seed()
+                )
+                loss, terms = self._forward(batch.images, batch.index, generator, *place)
+            self.fabric.backward(loss * (rows.count / rows.total) if processes > 1 else loss)
+        if processes > 1:
+            _sum_gradients(list(live.parameters.values()))
         norm = torch.nn.utils.get_total_norm([p.grad for p in live.parameters.values() if p.grad is not None])
         finite = math.isfinite(float(loss.detach() + norm))  # the one wait for the device in a step
         agreed = self._agree(Agreed(not finite, signal_number, late))
@@ -128,6 +134,18 @@ class Stepper:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 return f"the gradient of {name}, though every term was finite"
         return "the loss, though every term was finite"
+
+
+@torch.no_grad()
+def _sum_gradients(parameters: list[nn.Parameter]) -> None:
+    """Over all processes, at once. A parameter that no process has a gradient of keeps none, as in one process."""
+    has = torch.tensor([float(parameter.grad is not None) for parameter in parameters]).to(parameters[0])
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([has, *(part.flatten() for part in parts)])
+    torch.distributed.all_reduce(flat)
+    has, *sums = flat.split([len(parameters), *(parameter.numel() for parameter in parameters)])
+    for parameter, any_, total in zip(parameters, has.tolist(), sums, strict=True):
+        parameter.grad = total.view_as(parameter) if any_ else None
 
 
 def _most(flags: Tensor) -> Tensor:

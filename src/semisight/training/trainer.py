@@ -4,8 +4,8 @@
     every epoch:  validate, keep the best, stop when the best is `patience` epochs old, save
 
 A run can be killed at any moment and resumed: on one process the result equals that of an uninterrupted run to the
-last bit. With several processes the batch is `processes * batch_size` images, and the result equals that of one
-process with such a batch up to the order of sums.
+last bit. Several processes share each batch, and the result equals that of one process up to the order of sums; their
+number may change when a run is resumed.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -27,7 +27,7 @@ from semisight.objectives.step import Images, Objective, Plan
 from semisight.training.allocator import keep_memory
 from semisight.training.checkpoint import Checkpoint, read_checkpoint, read_meta, write_checkpoint
 from semisight.training.config import TrainConfig
-from semisight.training.devices import choose_precision, launch, use_threads
+from semisight.training.devices import choose_precision, launch, lost_process_told, use_threads
 from semisight.training.ema import EMA
 from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, check_same, describe, differences
 from semisight.training.interrupts import Interrupted, SignalFlag, caught_signals
@@ -115,7 +115,11 @@ class Trainer:
         """
         if self.config.keep_memory:
             keep_memory()
-        training = _Training(self, launch(self.config))
+        fabric = launch(self.config)
+        with lost_process_told(fabric.world_size):
+            return self._fit(_Training(self, fabric), resume, overwrite, lock)
+
+    def _fit(self, training: "_Training", resume: bool, overwrite: bool, lock: bool) -> Fitted:
         try:
             with training.lock(lock), caught_signals(notice=training.rank == 0) as signals:
                 training.open(resume, overwrite)
@@ -136,7 +140,8 @@ class _Training:
         precision = choose_precision(fabric.device, trainer.config.precision)
         self.config = dataclasses.replace(trainer.config, precision=precision, processes=self.processes)
         self.threads = use_threads(self.config.threads)
-        self.plan = trainer.plan or Shuffled(len(trainer.train), self.config.batch_size * self.processes)
+        self._check_others()
+        self.plan = trainer.plan or Shuffled(len(trainer.train), self.config.batch_size)
         self.stepper = Stepper(trainer.objective, trainer.train, self.plan, self.config, fabric)
         every = dict(trainer.objective.named_parameters())
         trained = {name: parameter for name, parameter in every.items() if parameter.requires_grad}
@@ -166,9 +171,10 @@ class _Training:
         resumed = False
         if run is not None:
             self._on_first_process(lambda: self._check(run, resume, overwrite))
-            resumed = resume and run.newest.exists()
-            if resumed:
-                self.live.load(read_checkpoint(run.newest), run.newest)
+            resumed = self._from_first_process(resume and run.newest.exists())
+            if resumed:  # from the first process, whose folder the others need not see
+                found = read_checkpoint(run.newest) if self.rank == 0 else None
+                self.live.load(cast(Checkpoint, self._from_first_process(found)), run.newest)
         counters = self.live.counters
         self.started = time.monotonic() - counters.seconds
         self.saved_at, self.saved_step = time.monotonic(), counters.step
@@ -222,6 +228,16 @@ class _Training:
         message = self._from_first_process(message)
         if message:
             raise UserError(message)
+
+    def _check_others(self) -> None:
+        """Before sums of different models are added: each process has read the images and decided on its own."""
+        mine = {"about": self.trainer.about, **self.config.must_match_on_resume(), "images": len(self.trainer.train)}
+        wrong = differences(self._from_first_process(mine), mine)
+        if wrong:
+            raise UserError(
+                f"process {self.rank} would learn something else than the first ({'; '.join(wrong)[:300]}): "
+                "give all the same images, and say --size and --encoder where they are chosen by the time there is."
+            )
 
     def _from_first_process(self, value: T) -> T:
         return value if self.processes == 1 else self.fabric.broadcast(value)
@@ -328,8 +344,8 @@ class _Training:
             return
         with in_place(average):
             if trainer.validate is not None:
-                self.live.module.eval()
-                terms = dict(trainer.validate(self.live.module))
+                self.live.module.eval()  # on the first process, for which the others wait below
+                terms = dict(trainer.validate(self.live.module)) if self.rank == 0 else {}
                 self.live.module.train()
             else:
                 assert trainer.valid is not None

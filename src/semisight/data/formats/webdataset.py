@@ -10,8 +10,11 @@ the archive are passed over, and no entry is read that claims more than it may h
 """
 
 import io
-import json
+import math
+import os
+import shutil
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,21 +28,20 @@ from semisight.data.arrays import memory_limit, refuse_beyond
 from semisight.data.formats.folders import Progress, choose_size, printable
 from semisight.data.formats.imagefolder import class_order
 from semisight.data.formats.pictures import MAX_PIXELS, Header, Unreadable, read_header, read_pixels
+from semisight.data.image_cache import default_cache
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
+from semisight.data.samples import ENDINGS, IMAGES, MOST_BYTES, MOST_TEXT, Sample, add_text, split_name
 from semisight.errors import UserError
 
-IMAGES = frozenset(["jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "gif", "tif", "tiff", "jp2", "avif", "img"])
-ENDINGS = (".tar", ".tar.gz", ".tgz")
-MOST_BYTES = 256_000_000  # of one entry
-MOST_TEXT = 1_000_000
+IN_MEMORY = 1 << 30  # bytes of pixels; more go to a file that is mapped
 MOST_SAMPLES = 50_000_000
 
 
 @dataclass
 class _Sample:
-    """What the first pass found; `image` names the entry, `header` says how large it is."""
+    """What the first pass found; `name` is that of the image's entry, `header` says how large it is."""
 
-    image: str = ""
+    name: str = ""
     header: Header | None = None
     label: str | None = None
     captions: list[str] = field(default_factory=list)
@@ -89,9 +91,8 @@ def read_shards(
     headers = [header for key in keys if (header := samples[key].header) is not None]
     height, width, notes = choose_size(headers, size)
     channels = channels or (1 if all(header.grey for header in headers) else 3)
-    refuse_beyond(memory_limit(), len(keys) * channels * height * width, f"{len(keys)} images of {where}")
-    pixels = np.empty((len(keys), channels, height, width), np.uint8)
-    row_of = {samples[key].image: row for row, key in enumerate(keys)}
+    pixels = room_for((len(keys), channels, height, width), f"{len(keys)} images of {where}")
+    row_of = {samples[key].name: row for row, key in enumerate(keys)}
     filled = np.zeros(len(keys), bool)
     for name, content in _entries(shards, lambda name: name in row_of):
         try:
@@ -104,29 +105,43 @@ def read_shards(
     rows = np.flatnonzero(filled).tolist()
     if not rows:
         raise UserError(f"no image in {where} could be read. {skipped_summary(skipped)}")
-    return _as_set(
+    return as_set(
         pixels[rows] if len(rows) < len(keys) else pixels, [samples[keys[row]] for row in rows], skipped, where, notes
     )
+
+
+def room_for(shape: tuple[int, int, int, int], what: str) -> Any:
+    """uint8 of that shape: in memory, or for very many images a mapped file in the user's cache, which has no name and
+    is gone with the process."""
+    n_bytes = math.prod(shape)
+    if n_bytes <= min(IN_MEMORY, memory_limit()):
+        return np.empty(shape, np.uint8)
+    place = default_cache()
+    place.mkdir(parents=True, exist_ok=True)
+    refuse_beyond(shutil.disk_usage(place).free, n_bytes, what)
+    with tempfile.TemporaryFile(dir=place) as file:
+        os.posix_fallocate(file.fileno(), 0, n_bytes)  # a mapped file on a full disk would kill who writes to it
+        return np.memmap(file, np.uint8, "r+", shape=shape)
 
 
 def _first_pass(shards: Sequence[Path], max_pixels: int) -> tuple[dict[str, _Sample], list[Skipped]]:
     samples: dict[str, _Sample] = {}
     skipped: list[Skipped] = []
     for name, content in _entries(shards, lambda name: True, skipped):
-        key, ending = _split(name)
+        key, ending = split_name(name)
         sample = samples.setdefault(key, _Sample())
         if len(samples) > MOST_SAMPLES:
             raise UserError(f"{shards[0]} and the others hold more than {MOST_SAMPLES:,} samples")
         if ending in IMAGES:
-            if sample.image:
+            if sample.name:
                 skipped.append(Skipped(printable(name), "second image of its sample"))
                 continue
             try:
-                sample.image, sample.header = name, read_header(io.BytesIO(content), max_pixels)
+                sample.name, sample.header = name, read_header(io.BytesIO(content), max_pixels)
             except Unreadable as error:
                 skipped.append(Skipped(printable(name), str(error)))
-        elif len(content) <= MOST_TEXT:
-            _add_text(sample, ending, content)
+        elif ending in ("cls", "txt", "caption", "json") and len(content) <= MOST_TEXT:
+            add_text(sample, ending, content)
     return samples, skipped
 
 
@@ -155,42 +170,8 @@ def _entries(
                 skipped.append(Skipped(printable(shard.name), f"truncated or corrupt: {error}"))
 
 
-def _split(name: str) -> tuple[str, str]:
-    """ "a/b.c/0012.seg.jpg" is sample "a/b.c/0012" and ending "seg.jpg"."""
-    folder, slash, last = name.rpartition("/")
-    stem, _, ending = last.partition(".")
-    return folder + slash + stem, ending.casefold()
-
-
-def _add_text(sample: _Sample, ending: str, content: bytes) -> None:
-    if ending not in ("cls", "txt", "caption", "json"):
-        return
-    text = content.decode("utf-8", "replace").strip()
-    if ending == "cls":
-        sample.label = text or None
-    elif ending == "json":
-        try:
-            known = json.loads(text)
-        except (ValueError, RecursionError):
-            return
-        if isinstance(known, dict):
-            _add_json(sample, known)
-    elif text:
-        sample.captions.append(text)
-
-
-def _add_json(sample: _Sample, known: dict[str, Any]) -> None:
-    label = next((known[key] for key in ("label", "cls", "class") if known.get(key) is not None), None)
-    if isinstance(label, str | int) and not isinstance(label, bool) and sample.label is None:
-        sample.label = str(label).strip() or None
-    for key in ("caption", "captions", "text"):
-        value = known.get(key)
-        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        sample.captions += [text for text in texts if isinstance(text, str) and text.strip()]
-
-
-def _as_set(
-    pixels: Any, samples: Sequence[_Sample], skipped: Sequence[Skipped], where: str, notes: tuple[str, ...]
+def as_set(
+    pixels: Any, samples: Sequence["_Sample | Sample"], skipped: Sequence[Skipped], where: str, notes: tuple[str, ...]
 ) -> ImageSet:
     names = class_order({sample.label for sample in samples if sample.label is not None})
     number = {name: c for c, name in enumerate(names)}
@@ -198,7 +179,7 @@ def _as_set(
     captions = tuple(tuple(sample.captions) for sample in samples)
     return ImageSet.of(
         torch.from_numpy(pixels),
-        tuple(printable(sample.image) for sample in samples),
+        tuple(printable(sample.name) for sample in samples),
         torch.tensor(labels, dtype=torch.int64) if names else None,
         tuple(printable(name) for name in names),
         captions if any(captions) else None,

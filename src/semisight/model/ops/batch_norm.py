@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+
+from semisight.model.ops.processes import differentiable_sum
 
 MEMORY = 0.99  # of the running statistics, per step; less at first, as of averaged weights (training/ema.py)
 _LEAST = 1e-5
@@ -51,7 +52,7 @@ class BatchNorm(nn.Module):
         """The sums of all processes, whose gradient flows back to each: they learn what one with the batch would."""
         wide = x.float()
         count = x.new_full((1,), x.numel() / x.shape[1], dtype=torch.float32)
-        sums: Tensor = all_reduce(torch.cat([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)), count]))
+        sums = differentiable_sum(torch.cat([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)), count]))
         first, second = (sums[:-1] / sums[-1]).chunk(2)
         variance = (second - first.square()).clamp_min(0)
         self._seen.append(torch.stack([first, variance]).detach())
