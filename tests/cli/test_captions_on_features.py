@@ -100,4 +100,7 @@ def test_a_grid_and_tags_and_labels_beside_captions(photos: Path, tmp_path: Path
     train(photos, tmp_path / "all", *tags, "--steps", "4", "--no-report")
     assert set(load_run(tmp_path / "all").readers) == {"labels", "tags", "captions"}
     assert "stripes" in ok("predict", tmp_path / "all", photos / "photos")
+    data = (photos / "photos", "--backbone", photos / "tiny.onnx", "--captions", photos / "captions.csv")
+    said = ok("inspect", *data)
+    assert f"features of {CHANNELS} x 1 x 1 numbers" in said and "too small" not in said
     assert "--backbone" in refused("train", photos / "photos", "--grid", "--out", tmp_path / "x")

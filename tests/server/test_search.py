@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semisight.runs.run import load_run
+from semisight.server.retraining import train_command
 from tests.backbones.networks import write_network
 from tests.cli.photos import write_photos
 from tests.server.conftest import client_of, learn, wait_until_read
@@ -42,6 +44,12 @@ def features_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     learn(folder / "run", source=str(folder / "photos"), captions=str(folder / "captions.csv"), steps=4, hidden_size=8,
           backbone=str(write_network(folder / "tiny.onnx")), batch_size=8)  # fmt: skip
     return folder / "run"
+
+
+def test_it_is_trained_again_on_features(features_run: Path) -> None:
+    run = load_run(features_run)
+    words = train_command(run, "photos", None, Path("captions.csv"), Path("out"), 1.0)
+    assert words[words.index("--backbone") + 1] == run.backbone and not {"--size", "--channels", "--grid"} & set(words)
 
 
 def test_a_run_on_features_answers_for_pictures(features_run: Path) -> None:

@@ -421,7 +421,7 @@ def _inspection_lines(found: Inspection) -> list[str]:
         ("sizes", _list(found.sizes)),
         ("modes", _list(found.modes)),
         ("formats", _list(found.formats)),
-        ("read as", f"{width} x {height} pixels, {colour}"),
+        ("read as", f"{width} x {height} pixels, {colour}" if channels < 5 else _features(found.shape)),
         ("labels", _label_count(found)),
         ("tags", _tag_count(found)),
         ("captions", f"{found.captions.captions:,} for {found.captions.images:,} images" if found.captions else "none"),
@@ -429,7 +429,7 @@ def _inspection_lines(found: Inspection) -> list[str]:
         ("duplicates", _duplicates(found.duplicates)),
         ("near-duplicates", _duplicates(found.near_duplicates, "nearly ", " ~ ")),
         ("layers", describe_architecture(found.architecture) if found.architecture else "none fit"),
-        ("from pixels", _time(found.expected)),
+        ("from pixels" if channels < 5 else "on features", _time(found.expected)),
         *_planned(found.plan),
     ]
     lines = columns([row for row in rows if row[1]])
@@ -468,6 +468,10 @@ def _planned(plan: Planned | None) -> list[tuple[str, str]]:
         "features": f"learns on features of {named}: {about}",
     }.get(plan.encoder, f"learns from pixels: {about}")
     return [("train", what), *(("better", line) for line in plan.advice)]
+
+
+def _features(shape: tuple[int, int, int]) -> str:
+    return f"features of {' x '.join(map(str, shape))} numbers"
 
 
 def _counts(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

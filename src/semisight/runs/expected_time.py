@@ -46,7 +46,8 @@ class _Noise(ImageSet):
 
 def recipe_without_pixels(settings: Settings, images: ImageSet, shape: tuple[int, int, int]) -> Recipe:
     """What train would compose for images of that shape, of which only names and columns are known."""
-    settings.model.architecture(shape)  # whether layers fit is known at once
+    if not settings.data.on_features:
+        settings.model.architecture(shape)  # whether layers fit is known at once
     pixels = torch.empty(len(images), 1, 0, 0, dtype=torch.uint8)
     sets = parted(dataclasses.replace(images, images=pixels), settings.data, settings.train.seed)
     storage = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(len(sets.train), *shape)

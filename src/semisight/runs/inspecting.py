@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from semisight.backbones import resolve
 from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
@@ -345,6 +346,8 @@ def _plan(
         elif data.captions != BUILTIN and CAPTIONS in images.columns:
             images = captioned(images, read_captions(Path(data.captions).expanduser()), data, settings.train.seed)
         images = images if data.tags is not None else images.without_column(TAGS)
+        if data.backbone is not None and (data.captions or data.tags):
+            shape = resolve(data.backbone, pooled=not data.grid).feature_shape
         whole = Sets(images, None)
         minutes = training_minutes(settings, len(images))
         fitted = settings if minutes is None else fitted_to(settings, whole, minutes, shape)

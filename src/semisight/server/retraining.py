@@ -190,12 +190,15 @@ def train_command(
     words = [sys.executable, "-m", "semisight.server.train_child", "train", source, "--out", str(out)]
     words += ["--no-labels"] if labels is None else ["--labels", str(labels)]
     words += [] if captions is None else ["--captions", str(captions)]
-    words += ["--valid-fraction", str(data.valid_fraction), "--channels", str(channels)]
-    if height == width:
-        words += ["--size", str(height)]
+    words += ["--valid-fraction", str(data.valid_fraction)]
+    if data.backbone is not None:
+        words += ["--backbone", data.backbone, *(["--grid"] if data.grid else [])]
+    else:
+        words += ["--channels", str(channels), *(["--size", str(height)] if height == width else [])]
     if data.limit is not None:
         words += ["--limit", str(data.limit)]
-    if (labels is None) != run.has("labels"):  # with labels other settings are right than without
+    # with labels other settings are right than without; on features the defaults are
+    if (labels is None) != run.has("labels") and data.backbone is None:
         words += ["--config", str(run.folder.config)]
     if data.only_labelled and labels is not None:
         words += ["--only-labelled"]
