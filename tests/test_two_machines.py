@@ -1,7 +1,7 @@
 """Two "machines" on one: two network namespaces joined by a pair of virtual cables, each with its own address.
 
-torchrun over both trains labels, tags and captions as one process does, also when one of them is killed in the middle
-and comes back; a Ray cluster of both predicts, one is killed, and every image has one row.
+torchrun over both is to train labels, tags and captions as one process does, also when one of them is killed in the
+middle and comes back; of a Ray cluster of both one is killed, and every image is to have one row.
 """
 
 import contextlib
@@ -24,7 +24,13 @@ from tests.runs.test_bulk import rows, run  # noqa: F401 (a fixture)
 from tests.runs.test_processes import assert_same, one, start, wait_for_step  # noqa: F401 (a fixture)
 
 CABLE, ADDRESSES = "ss0", ("10.77.0.1", "10.77.0.2")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        "SEMISIGHT_TWO_MACHINES" not in os.environ,
+        reason="minutes on a busy machine: SEMISIGHT_TWO_MACHINES=1 runs them (Linux, root, the command ip)",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ def torchrun(machine: Machine) -> tuple[str, ...]:
         *("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29500", "--rdzv-id", "two-machines"),
         *("--local-addr", machine.address, "--monitor-interval", "1"),
-        *("--rdzv-conf", f"is_host={machine.address == ADDRESSES[0]},keep_alive_interval=1,last_call_timeout=1"),
+        *("--rdzv-conf", f"is_host={machine.address == ADDRESSES[0]},last_call_timeout=1"),
     )
 
 
