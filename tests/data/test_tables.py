@@ -83,7 +83,7 @@ def test_tables_that_cannot_be_used(tmp_path: Path, text: str, says: str) -> Non
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="is missing"):
         read_labels(tmp_path / "missing.csv", NAMES)
     with pytest.raises(UserError, match="cannot read"):
         read_labels(tmp_path / "missing.npy", NAMES)
@@ -242,3 +242,13 @@ def test_tags_that_teach_nothing_are_told(tmp_path: Path) -> None:
 def test_one_label_each_or_tags(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"more than one label: pets/a.png .*--tags if images may have several"):
         read_labels(table(tmp_path, LISTED.replace("?", "")), NAMES)
+
+
+def test_a_table_whose_labels_are_all_unknown_is_read(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label\na.png,\nb.png,\n")
+    found = read_labels(table, ["a.png", "b.png", "c.png"])
+    assert found.labels.tolist() == [-1, -1, -1] and found.class_names == ()
+    assert "2 rows have no label" in " ".join(found.warnings)
+    with pytest.raises(UserError, match="is missing"):
+        read_labels(tmp_path / "nowhere.csv", ["a.png"])

@@ -214,8 +214,6 @@ def _from_csv(path: Path, names: Sequence[str]) -> tuple[dict[int, str], tuple[s
             f"{path} gives {_count(listed, 'image', 'images')} more than one label: {_examples(listed)}; "
             "keep one row for each, or give the file as --tags if images may have several"
         )
-    if not found:
-        raise _no_image(path, files, names)
     more += _warned(repeated, "row repeats another", "rows repeat others")
     return found, warnings + more + _warned(unlabelled, "row has no label", "rows have no label")
 
@@ -251,6 +249,8 @@ def _no_image(path: Path, files: Sequence[str], names: Sequence[str]) -> UserErr
 def _decode(path: Path) -> tuple[str, tuple[str, ...]]:
     try:
         raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing: there is no file of that name") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     try:
