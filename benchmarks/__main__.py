@@ -17,6 +17,7 @@ from benchmarks.captions import (
     measure_training,
 )
 from benchmarks.cost import SMALL_COST, Cost, measure_cost
+from benchmarks.deep import measure_deep
 from benchmarks.exported import measure_export
 from benchmarks.features import SMALL_PHOTOS, Photos, measure_features
 from benchmarks.figures import Figure
@@ -86,6 +87,11 @@ def steps(size: Size, limit: float) -> Iterator[Figure]:
         yield from measure_steps(name, architecture, size.batch, size.rounds, size.turn, size.mm_size)
 
 
+def deep(size: Size, limit: float) -> Iterator[Figure]:
+    for name, architecture in size.speed.items():
+        yield from measure_deep(name, architecture, 2 * size.batch, size.rounds, size.turn, size.mm_size)
+
+
 def encoding(size: Size, limit: float) -> Iterator[Figure]:
     for name, architecture in size.speed.items():
         yield from measure_encoding(name, architecture, size.images, size.rounds, size.turn)
@@ -129,6 +135,7 @@ def scale(size: Size, limit: float) -> Iterator[Figure]:
 
 PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "step": steps,
+    "deep": deep,
     "encode": encoding,
     "memory": memory,
     "decode": decoding,

@@ -17,7 +17,7 @@ from semisight.errors import UserError
 from semisight.training.checkpoint import read_checkpoint, read_meta
 from semisight.training.folder import RunFolder
 from semisight.training.logs import read_log
-from tests.training.toy import GRADIENTS, train_image_model, train_toy
+from tests.training.toy import MODELS, train_image_model, train_toy
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,13 +123,13 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     both = start(str(two), "processes=2", "batch_size=10", "precision=64", "average_decay=0.9", "--models")
     settings: dict[str, Any] = {"batch_size": 10, "precision": "64", "average_decay": 0.9}
-    for name in GRADIENTS:
+    for name in MODELS:
         train_image_model(one / name, name, **settings)
     train_toy(one / "toy", **settings)
     output = both.communicate(timeout=100)[0]
     assert both.returncode == 0, output
     assert output.count("already holds a run") == 2  # a mistake is told by both and leaves none of them waiting
-    for name in (*GRADIENTS, "toy"):
+    for name in (*MODELS, "toy"):
         assert_same_training(one / name, two / name)
 
 

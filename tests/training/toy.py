@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from semisight.training.trainer import Fitted, Trainer
 
 PIXELS, HIDDEN = 12, 3
 GRADIENTS: tuple[GradientName, ...] = ("local", "nvil")
+MODELS = (*GRADIENTS, "deep")
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,14 @@ def train_toy(
     return toy, trainer.fit(resume=resume, overwrite=overwrite)
 
 
-def train_image_model(run: Any, gradient: GradientName, **changes: Any) -> Fitted:
-    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling, exact alpha0 for one of the two."""
-    architecture = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3)))
-    model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
+def train_image_model(run: Any, name: str, **changes: Any) -> Fitted:
+    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling and exact alpha0 for nvil, and for the
+    deep encoder batch normalisation over all processes."""
+    architecture, gradient = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3))), cast(GradientName, name)
+    if name == "deep":
+        model, gradient = ImageModel.deep(architecture, width=0.2), "local"
+    else:
+        model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
     images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     model.start_from(images)
     objective = Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")
@@ -152,7 +157,7 @@ def main() -> int:
     settings: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in text}
     try:
         if "--models" in rest:
-            for name in GRADIENTS:
+            for name in MODELS:
                 train_image_model(f"{run}/{name}", name, **settings)
             run = f"{run}/toy"
         train_toy(run, resume="--resume" in rest, toy=Toy(pause=pause), **settings)

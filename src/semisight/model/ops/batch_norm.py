@@ -45,13 +45,13 @@ class BatchNorm(nn.Module):
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             return self._over_processes(x)
         out, mean, inverse = torch.native_batch_norm(x, self.weight, self.bias, None, None, True, 0.0, _LEAST)
-        self._seen.append(torch.stack([mean, inverse.pow(-2) - _LEAST]).detach().float())
+        self._seen.append(torch.stack([mean, inverse.pow(-2) - _LEAST]).detach())
         return out
 
     def _over_processes(self, x: Tensor) -> Tensor:
         """The sums of all processes, whose gradient flows back to each: they learn what one with the batch would."""
-        wide = x.float()
-        count = x.new_full((1,), x.numel() / x.shape[1], dtype=torch.float32)
+        wide = x.to(self.mean.dtype)
+        count = wide.new_full((1,), x.numel() / x.shape[1])
         sums = differentiable_sum(torch.cat([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)), count]))
         first, second = (sums[:-1] / sums[-1]).chunk(2)
         variance = (second - first.square()).clamp_min(0)
