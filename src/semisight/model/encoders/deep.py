@@ -183,7 +183,8 @@ class Logits(nn.Module):
         self.size = size
         self.stage = min(range(len(sizes)), key=lambda n: (abs(math.log(sizes[n][0] / size[0])), n))
         self.finer = max(math.ceil(wanted / there) for wanted, there in zip(size, sizes[self.stage], strict=True))
-        self.conv = _conv(stages[self.stage].maps, maps * self.finer**2, 1, generator, bias=True)
+        # without a bias: one number for all places of a map cancels in the softmax
+        self.conv = _conv(stages[self.stage].maps, maps * self.finer**2, 1, generator)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         logits = self.conv(maps[self.stage].to(self.conv.weight.dtype))
