@@ -6,6 +6,9 @@ PIP := python -m pip --disable-pip-version-check --quiet
 # One thread per process: two OpenMP threads beside other work can be ten times slower than one.
 ONE_THREAD := OMP_NUM_THREADS=1
 
+# Processes that share the test files among them; 0: all in this one. A file stays in one process, for its fixtures.
+TEST_PROCESSES ?= 2
+
 RUN_EXTRAS := track
 DEV_EXTRAS := track,metrics,onnx,photos,serve,parquet,remote,ray,dev
 DOCS_EXTRAS := $(DEV_EXTRAS),docs
@@ -27,7 +30,7 @@ demo: $(VENV)/.installed-run ## learn from built-in images and write a report
 	@$(BIN)/semisight demo
 
 test: $(VENV)/.installed-dev ## run every test
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 
 test-lowest: $(LOWEST)/.installed ## the tests that use other libraries, with the lowest versions allowed (10 minutes)
 	@$(ONE_THREAD) $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider $(LOWEST_TESTS)
