@@ -93,20 +93,9 @@ def measure_steps(
         "mm": square_product(mm_size),
     }
     measured = interleave(ways, rounds, turn)
-    yield Figure(
-        f"{name} training step against the naive twin",
-        measured.ratio("naive", "fast"),
-        "times faster",
-        Goal(">=", 3, must=2),
-        _details(measured, "naive", "fast", batch),
-    )
-    yield Figure(
-        f"{name} training step against VAE-d",
-        measured.ratio("fast", "vae-d"),
-        "times its time",
-        Goal("<=", 1.5),
-        _details(measured, "fast", "vae-d", batch),
-    )
+    title = f"{name} training step against the naive twin"
+    yield _figure(title, measured, "naive", "fast", batch, Goal(">=", 3, must=2), "times faster")
+    yield _figure(f"{name} training step against VAE-d", measured, "fast", "vae-d", batch, Goal("<=", 1.5))
     flops, mm_flops = step_flops(architecture, batch), 2.0 * mm_size**3
     share = measured.ratio("mm", "fast") * flops.done / mm_flops
     details = _details(measured, "mm", "fast", batch) | {
@@ -134,20 +123,15 @@ def measure_encoding(name: str, architecture: Architecture, images: int, rounds:
     }
     with torch.no_grad():
         measured = interleave(ways, rounds, turn)
-    yield Figure(
-        f"{name} encoding against a plain torch CNN",
-        measured.ratio("encode", "cnn"),
-        "times its time",
-        Goal("<=", 1.5),
-        _details(measured, "encode", "cnn", images),
-    )
-    yield Figure(
-        f"{name} labels from 50 codes against one pass of the encoder",
-        measured.ratio("predict", "encode"),
-        "times its time",
-        Goal("<=", 2),
-        _details(measured, "predict", "encode", images),
-    )
+    yield _figure(f"{name} encoding against a plain torch CNN", measured, "encode", "cnn", images, Goal("<=", 1.5))
+    title = f"{name} labels from 50 codes against one pass of the encoder"
+    yield _figure(title, measured, "predict", "encode", images, Goal("<=", 2))
+
+
+def _figure(
+    title: str, measured: Rounds, above: str, below: str, batch: int, goal: Goal, unit: str = "times its time"
+) -> Figure:
+    return Figure(title, measured.ratio(above, below), unit, goal, _details(measured, above, below, batch))
 
 
 def _details(measured: Rounds, above: str, below: str, batch: int) -> dict[str, object]:

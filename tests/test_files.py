@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
+from benchmarks.full_disk import disk_with_room_for
 from semisight import files
 from semisight.data.label_table import Table
 from semisight.errors import UserError
@@ -34,19 +34,6 @@ from semisight.files import (
     write_json,
 )
 from semisight.training.checkpoint import Checkpoint, write_checkpoint
-
-
-@contextmanager
-def disk_with_room_for(n_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `n_bytes`, as a full disk would."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # else the signal would end the tests
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def only_file(folder: Path) -> Path:

@@ -6,14 +6,13 @@ import functools
 import itertools
 import os
 import re
-import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.full_disk import disk_with_room_for
 from benchmarks.torture.rows import Row, Torture, learn
 from semisight.errors import UserError
 
@@ -62,7 +61,7 @@ def full_disks(torture: Torture) -> Row:
         table.put(f"{number}.png", label="x" * chance.randrange(1, 50))
         before = _seen(folder)
         kept, wrote = table.entries(), []
-        with _disk_with_room_for(room):
+        with disk_with_room_for(room):
             for what, work in (
                 ("file", lambda: write_atomic(folder / "checkpoint", sealed)),
                 ("labels", lambda: table.put("new.png", label="y" * 20_000)),
@@ -95,18 +94,6 @@ def _bundle(bundle: Any, folder: Path, content: bytes) -> None:
     with bundle(folder, remove=["part*"]) as new:
         (new / "part1").write_bytes(content)
         (new / "part2").write_bytes(content)
-
-
-@contextlib.contextmanager
-def _disk_with_room_for(n_bytes: int) -> Iterator[None]:
-    """The kernel lets no file of this process grow beyond `n_bytes`."""
-    old, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 # --- a disk that turns read-only: Python tells an audit hook before it opens, renames, links or removes

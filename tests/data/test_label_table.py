@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.full_disk import disk_with_room_for
 from semisight.data import label_table
 from semisight.data.caption_files import read_captions
 from semisight.data.label_csv import Entry, name_key
 from semisight.data.label_table import Nothing, ReadOnly, Table, unmerged
 from semisight.data.tables import read_labels
 from semisight.errors import UserError
-from tests.test_files import disk_with_room_for
 
 
 def merged(table: Table) -> Path:

@@ -10,11 +10,12 @@ from hypothesis.extra import numpy as st_numpy
 from safetensors.torch import save_file
 from torch import nn
 
+from benchmarks.full_disk import disk_with_room_for
 from semisight.errors import UserError
 from semisight.training import checkpoint
 from semisight.training.checkpoint import Checkpoint, load_parts, read_checkpoint, read_meta, write_checkpoint
 from semisight.training.folder import RunFolder, differences, fingerprint
-from tests.training.toy import ToyImages, files_no_larger_than, toy_images
+from tests.training.toy import ToyImages, toy_images
 
 
 @settings(max_examples=30)
@@ -41,7 +42,7 @@ def test_shared_and_strided_tensors_can_be_saved(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "newest.safetensors"
     write_checkpoint(path, Checkpoint({"model": {"w": torch.zeros(10)}}, {"step": 1}))
-    with files_no_larger_than(4096), pytest.raises(UserError, match=r"could not write .*newest\.safetensors"):
+    with disk_with_room_for(4096), pytest.raises(UserError, match=r"could not write .*newest\.safetensors"):
         write_checkpoint(path, Checkpoint({"model": {"w": torch.zeros(10**5)}}, {"step": 2}))
     assert read_meta(path)["step"] == 1 and len(read_checkpoint(path).part("model")["w"]) == 10
     assert [file.name for file in tmp_path.iterdir()] == ["newest.safetensors"]  # no half file is left

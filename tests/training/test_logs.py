@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.full_disk import disk_with_room_for
 from semisight.errors import UserError
 from semisight.training.logs import Meter, RunLog, read_log
 from semisight.training.progress import ProgressBar
-from tests.training.toy import files_no_larger_than
 
 
 def row(step: int, split: str = "train", **terms: float) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_a_full_disk_loses_no_row_and_is_told_once(tmp_path: Path) -> None:
     file, told = tmp_path / "log.csv", list[str]()
     log = open_log(file, told=told)
     log.write(row(1, bound=1.0))
-    with files_no_larger_than(file.stat().st_size + 3):
+    with disk_with_room_for(file.stat().st_size + 3):
         for step in (2, 3, 4):
             log.write(row(step, bound=1.0))
         log.write(row(5, "valid", other=2.0))  # needs a rewrite, which fails as well

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.full_disk import disk_with_room_for
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
 from semisight.objectives.step import Batch, own_rows
@@ -23,7 +24,7 @@ from semisight.training.logs import read_log
 from semisight.training.state import TrainerState
 from semisight.training.trainer import Trainer
 from semisight.training.validation import validate
-from tests.training.toy import Toy, ToyImages, files_no_larger_than, toy_config, toy_images, train_toy
+from tests.training.toy import Toy, ToyImages, toy_config, toy_images, train_toy
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -251,7 +252,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_training(
 
     def write_on_a_disk_that_is_full_for_a_while(path: Path, checkpoint: Any) -> None:
         if 8 <= checkpoint.meta["counters"]["step"] <= 20:
-            with files_no_larger_than(size):
+            with disk_with_room_for(size):
                 write(path, checkpoint)
         write(path, checkpoint)
 
@@ -269,7 +270,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_with_the_old_checkpoint_whol
     write = trainer_module.write_checkpoint
 
     def write_until_step_8(path: Path, checkpoint: Any) -> None:
-        with files_no_larger_than(200 if checkpoint.meta["counters"]["step"] > 8 else 10**8):
+        with disk_with_room_for(200 if checkpoint.meta["counters"]["step"] > 8 else 10**8):
             write(path, checkpoint)
 
     monkeypatch.setattr(trainer_module, "write_checkpoint", write_until_step_8)
@@ -284,7 +285,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_with_the_old_checkpoint_whol
 
 def test_a_disk_that_is_full_at_the_start_is_found_at_once(tmp_path: Path) -> None:
     toy = Toy()
-    with files_no_larger_than(100), pytest.raises(UserError, match="could not write"):
+    with disk_with_room_for(100), pytest.raises(UserError, match="could not write"):
         train_toy(tmp_path, toy=toy)
     assert toy.forwards == 0
 

@@ -8,11 +8,9 @@ In the end it tries once more to train in the same folder, which is refused.
 """
 
 import os
-import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -136,17 +134,6 @@ def train_image_model(run: Any, name: str, **changes: Any) -> Fitted:
     model.start_from(images)
     objective = Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")
     return Trainer(objective, ToyImages(images), run, valid=ToyImages(images[:10]), config=toy_config(**changes)).fit()
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """What a full disk does to a writer: the kernel refuses the bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def main() -> int:
