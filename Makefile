@@ -6,8 +6,8 @@ PIP := python -m pip --disable-pip-version-check --quiet
 # One thread per process: two OpenMP threads beside other work can be ten times slower than one.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Processes that share the test files among them; 0: all in this one. A file stays in one process, for its fixtures.
-TEST_PROCESSES ?= 2
+# Processes that share the test files among them, 2 on two idle cores; 0: all in one. A file stays together, for its fixtures.
+TEST_PROCESSES ?= 0
 
 RUN_EXTRAS := track
 DEV_EXTRAS := track,metrics,onnx,photos,serve,parquet,remote,ray,dev
