@@ -19,7 +19,7 @@ from benchmarks.captions import (
 from benchmarks.cost import SMALL_COST, Cost, measure_cost
 from benchmarks.deep import measure_deep
 from benchmarks.exported import measure_export
-from benchmarks.features import SMALL_PHOTOS, Photos, measure_features
+from benchmarks.features import SMALL_PHOTOS, Photos, measure_answers, measure_features
 from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
 from benchmarks.memory import measure_memory
@@ -119,6 +119,7 @@ def exported(size: Size, limit: float) -> Iterator[Figure]:
 
 def features(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_features(size.photos)
+    yield from measure_answers(size.photos)
 
 
 def serving(size: Size, limit: float) -> Iterator[Figure]:

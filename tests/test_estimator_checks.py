@@ -17,7 +17,7 @@ EXPECTED = {
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(
     # -1 is a class in some of these checks, so here only None and NaN are unknown
-    [SemiSight(max_steps=3, batch_size=16, consistency=False, unknown_label=None)],
+    [SemiSight(max_steps=3, batch_size=16, consistency=False, unknown_label=None, image_shape="square")],
     expected_failed_checks=lambda estimator: EXPECTED,
 )
 def test_conventions(estimator: SemiSight, check: Callable[[SemiSight], None]) -> None:

@@ -28,10 +28,14 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from semisight.backbones import resolve as resolve_backbone
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn, Column, LabelColumn, TagColumn
+from semisight.data.feature_cache import cached_features
+from semisight.data.features import Features
 from semisight.data.from_python import (
     Form,
     InputError,
+    Layout,
     form_of,
     from_images,
     is_set,
@@ -41,16 +45,19 @@ from semisight.data.from_python import (
     to_images,
     value_errors,
 )
-from semisight.data.image_set import ImageSet
+from semisight.data.image_set import ImageSet, skipped_summary
+from semisight.data.preprocessing import Backbone
+from semisight.data.sources import Kind, kind_of, load
 from semisight.files import write_atomic
 from semisight.inference.captions import Search
 from semisight.inference.encode import mean_codes
 from semisight.inference.imputation import impute
 from semisight.inference.novelty import Novelty, learn_novelty, redraw_set, squared_error
 from semisight.random import Stream, random_order
-from semisight.runs.images import parted
+from semisight.runs.images import Sets, parted
+from semisight.runs.on_features import judge
 from semisight.runs.recipe import compose, suited
-from semisight.runs.run import DataRecord, load_run
+from semisight.runs.run import OWN_FEATURES, DataRecord, load_run
 from semisight.runs.settings import Settings, resolve
 from semisight.runs.train import save_run, train_in_memory
 from semisight.untrusted import MOST_JSON, parse_json, read_bytes, read_text
@@ -61,6 +68,7 @@ IN_MEMORY = "arrays given in Python"
 _ABOUT, _NOVELTY = "estimator.json", "novelty.safetensors"
 _STEPS_BETWEEN_VALIDATIONS = 50
 _MOST_NOVELTY = 1 << 30  # bytes
+_VIEWS = 2  # of an image by a backbone: plain, and a random part in other light
 
 
 # scikit-learn's conventions are inherited: cloning, parameters, scores and tags come from there.
@@ -69,11 +77,14 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     Images are arrays [N, H, W], [N, H, W, C] or [N, C, H, W] (whole numbers 0..255, floats 0..1, or any range that the
     training images show), rows of numbers with `image_shape`, lists of paths, a folder or other source of images, or
-    an `ImageSet`.
+    an `ImageSet`. Features take the place of images: those of a pretrained network (`backbone`), or your own as
+    `semisight.Features(array)`; labels are learned on them in closed form, and `max_steps` has no say.
 
     Args:
         max_steps: steps of learning; more is better and slower.
-        image_shape: (H, W), (H, W, C) or (C, H, W) of images that come as rows.
+        image_shape: (H, W), (H, W, C) or (C, H, W) of images that come as rows; "square": rows are made into squares.
+        backbone: a pretrained network whose features are learned from: a name, an .onnx file, a folder of transformers
+            or a torch module that knows its preprocessing (`semisight.backbones.resolve`).
         pixel_range: the values that are black and white, if they are not 0..255 or 0..1.
         size: scale images to size x size.
         batch_size: images per step; by default as suits the number of labels.
@@ -107,7 +118,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         self,
         *,
         max_steps: int = 500,
-        image_shape: tuple[int, ...] | None = None,
+        image_shape: tuple[int, ...] | str | None = None,
+        backbone: Any = None,
         pixel_range: tuple[float, float] | None = None,
         size: int | None = None,
         batch_size: int | None = None,
@@ -124,6 +136,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
     ) -> None:
         self.max_steps = max_steps
         self.image_shape = image_shape
+        self.backbone = backbone
         self.pixel_range = pixel_range
         self.size = size
         self.batch_size = batch_size
@@ -159,6 +172,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         Returns:
             The fitted estimator itself.
         """
+        if self.backbone is not None or isinstance(images, Features):
+            return self._fit_features(images, labels, captions)
         with value_errors():
             form, found = self._read_first(images)
             columns, classes = self._columns(found, labels, captions)
@@ -176,6 +191,58 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             del self.classes_
         self._novelty: Novelty | None = self._learn_novelty(sets.train)
         return self
+
+    def _fit_features(self, images: Any, labels: Any, captions: Sequence[Any] | None) -> Self:
+        """Labels on features, in closed form; all that is chosen is chosen by cross-validation."""
+        with value_errors():
+            found = self._features(images, None)
+            columns, classes = self._columns(found, labels, captions)
+            if [column.name for column in columns] != [LABELS]:
+                raise InputError("on features labels are learned, one for each image: fit(features, labels)")
+            sets = Sets(dataclasses.replace(found, columns={LABELS: columns[0]}), None)
+            settings = self._settings()
+            name = str(self.backbone) if isinstance(self.backbone, str | Path) else None
+            settings = settings.replace({"backbone": name, "views": 1 + len(found.views)})
+            self.run_ = judge(settings, sets).learn()
+        self.form_, self.data_ = Form("features", found.shape), DataRecord.of(settings.data, sets.train, None)
+        assert classes is not None
+        self.classes_ = classes
+        self._novelty = self._learn_novelty(sets.train)
+        return self
+
+    def _features(self, images: Any, shape: tuple[int, int, int] | None) -> ImageSet:
+        """Features as a set: those given, or what the backbone makes of images; of this shape, once it is known."""
+        if isinstance(images, Features):
+            views = [images.values(None, view) for view in range(images.views)]
+            found = ImageSet(views[0], images.names, source=images.source, views=tuple(views[1:]))
+        else:
+            spec = self.backbone
+            if spec is None and self.__sklearn_is_fitted__() and self.run_.backbone != OWN_FEATURES:
+                spec = self.run_.backbone
+            if spec is None:
+                raise InputError("this model learned from features of your own: give them as semisight.Features(array)")
+            found = self._by_backbone(images, resolve_backbone(spec))
+        if shape is not None and found.shape != shape:
+            raise InputError(f"features have {found.shape[0]} numbers for each image, the model takes {shape[0]}")
+        return found
+
+    def _by_backbone(self, images: Any, network: Backbone) -> ImageSet:
+        """Files are read as they are: a network has a size of its own."""
+        columns: Mapping[str, Column] = {}
+        if isinstance(images, str | Path) and kind_of(images) is not Kind.PICTURES:
+            images = load(images)
+        if isinstance(images, ImageSet):
+            columns = images.columns
+        elif not is_set(images):
+            array = self._array(images, reset=not self.__sklearn_is_fitted__())
+            images = _as_set(
+                to_images(array, form_of(array, self.image_shape, None, self.pixel_range), self.image_shape)
+            )
+        made = cached_features(images, network, views=_VIEWS)
+        if made.skipped:
+            raise InputError(f"{skipped_summary(made.skipped)}: leave them out")
+        views = [made.values(None, view) for view in range(made.views)]
+        return ImageSet(views[0], made.names, columns, source=made.source, views=tuple(views[1:]))
 
     def _settings(self) -> Settings:
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -322,14 +389,14 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     def reconstruct(self, images: Any) -> Floats:
         """The images as the model draws them from their codes, in the layout and range of the training images."""
-        check_is_fitted(self)
+        self._check_pixels()
         with value_errors():
             redrawn = redraw_set(self.run_.model, self._set(images))
             return from_images(redrawn.images, self.form_, self.image_shape)
 
     def sample(self, n: int = 1, random_state: Any = 0) -> Floats:
         """n images that the model makes up."""
-        check_is_fitted(self)
+        self._check_pixels()
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         with value_errors(), torch.no_grad():
             drawn = self.run_.model.generate(n, torch.Generator().manual_seed(seed)).cpu()
@@ -337,7 +404,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     def impute(self, images: Any) -> Floats:
         """The images with every pixel that is NaN drawn by the model; the others stay as they are."""
-        check_is_fitted(self)
+        self._check_pixels()
         array = check_array(images, allow_nd=True, ensure_all_finite="allow-nan", dtype=np.float64)
         with value_errors():
             pixels = to_images(array, self.form_, self.image_shape)
@@ -350,6 +417,11 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         if filled.shape != array.shape:
             raise InputError(f"images {list(array.shape)} come in another form than those of the training")
         return np.where(np.isnan(array), filled, array)
+
+    def _check_pixels(self) -> None:
+        check_is_fitted(self)
+        if self.form_.layout == "features":
+            raise InputError("this model was fitted to features: it draws no pictures")
 
     # ---- keeping it ----
 
@@ -374,7 +446,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             run = model.run_ = load_run(path, device=device)
             model.data_ = run.data()
             shape = run.architecture.image_shape
-            model.form_, model._novelty = Form("planes" if shape[0] == 1 else "last", shape), None
+            layout: Layout = "features" if run.backbone is not None else "planes" if shape[0] == 1 else "last"
+            model.form_, model._novelty = Form(layout, shape), None
             if run.has(LABELS) or run.has(TAGS):
                 model.classes_ = np.array(run.labels.class_names if run.has(LABELS) else run.tags.names)
             try:
@@ -422,6 +495,10 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         return np.asarray(validate_data(self, images, reset=reset, dtype=[np.float64, np.float32, np.uint8, np.int64]))
 
     def _set(self, images: Any) -> ImageSet:
+        if self.form_.layout == "features":
+            return self._features(images, self.form_.shape)
+        if isinstance(images, Features):
+            raise InputError("this model learned from images, not from features")
         if is_set(images):
             return read_set(images, self.size, self.form_.shape)
         return _as_set(to_images(self._array(images, reset=False), self.form_, self.image_shape))

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from semisight.cli import demo
+from semisight.data import feature_cache
+from semisight.runs import encoder_choice
 from semisight.runs.images import sets_of
 from semisight.runs.run import Comparison, load_run
 from semisight.training.folder import RunFolder
+from tests.backbones.networks import write_network
 from tests.cli.commands import ok, refused
 
 
@@ -21,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo, "_STEPS", 2)
     layers = ({"maps": 4, "kernel": 3, "pool": 2, "padding": "same"}, {"maps": 4, "kernel": 3})
     monkeypatch.setattr(demo, "_LAYERS", layers)
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [])
     monkeypatch.chdir(tmp_path)
 
 
@@ -34,6 +38,8 @@ def test_the_demo_says_what_it_learned_and_runs_again(tmp_path: Path) -> None:
         assert "Scenes: From 20 captions of 20 images and 36 images without one" in out
         assert "name every shape, colour and relation of the scene rightly" in out
         assert "Report: semisight-demo/report.html" in out
+        assert "photographs of scikit-learn" not in out  # without a pretrained network
+        assert out.splitlines()[-1].endswith("semisight train photos/ --labels labels.csv --out runs/photos")
     text = (tmp_path / "semisight-demo" / "report.html").read_text()
     assert "What semisight-demo learned" in text
     assert "error of the same labels without the unlabelled images" in text
@@ -86,3 +92,15 @@ def test_both_trainings_see_the_same_labels_and_the_same_images_to_measure_on() 
     assert measured[0] is not None and measured[1] is not None
     assert measured[0].names == measured[1].names
     assert len(both.train) > 4 * len(alone.train)
+
+
+def test_a_pretrained_network_is_shown_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = str(write_network(tmp_path / "net" / "tiny.onnx"))
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [network])
+    monkeypatch.setattr(feature_cache, "_HERE", 1000)
+    monkeypatch.setattr(demo, "_PARTS", 12)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (line,) = demo.photographs(0)
+    assert "tiny and 2 labels of each" in line and "china" in line and "flower" in line and "scikit-learn" in line
+    assert int(line.split("%")[0].rsplit(" ", 1)[-1]) >= 60
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "net"]

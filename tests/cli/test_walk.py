@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from semisight.data import load
+from semisight.backbones import resolve
+from semisight.data import feature_cache, load
+from tests.backbones.networks import SIZE, write_network
 from tests.cli.commands import ok, refused
 from tests.cli.photos import CLASSES, write_photos
 
@@ -62,3 +65,49 @@ def test_from_a_folder_of_photos_to_answers(tmp_path: Path) -> None:
     about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
     assert [about["classes"][c] for c in probabilities.argmax(1)] == [row["label"] for row in rows[:9]]
     assert np.allclose(probabilities.max(1), [float(row["probability"]) for row in rows[:9]], atol=1e-4)
+
+
+def test_the_same_with_a_pretrained_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features in the place of pixels, from the same folder to one ONNX file with the network inside."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra photos")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(feature_cache, "_HERE", 1000)  # no processes of their own
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    table = write_photos(photos, n=60, labelled=4)
+    network = write_network(tmp_path / "net" / "tiny.onnx")
+    (tmp_path / "one.yaml").write_text("views: 1\n")
+    how = ("--labels", table, "--backbone", network)
+
+    plan = json.loads(ok("inspect", photos, *how, "--format", "json"))["plan"]
+    assert plan["encoder"] == "features" and plan["networks"][0]["name"] == str(network)
+    said = ok("train", photos, *how, "--config", tmp_path / "one.yaml", "--valid-fraction", "0.2", "--out", run)
+    assert "60 " in said and "4 files skipped" in said
+    assert "* our model" in said and "logistic regression on the same features" in said and "on HOG" in said
+    card = (run / "model_card.md").read_text()
+    assert "logistic regression on HOG" in card and "(this run)" in card
+    assert "Held against other ways" in (run / "report.html").read_text()
+
+    rows = list(csv.DictReader(io.StringIO(ok("predict", run, photos, "--format", "csv"))))
+    assert len(rows) == 60
+    right = [row["label"] == CLASSES[int(Path(row["file"]).stem) % 3] for row in rows]
+    assert sum(right) / len(right) > 0.5
+    chosen = [row for row in csv.DictReader(io.StringIO(ok("suggest", run, "-n", "5", "--format", "csv")))]
+    labelled = {line.split(",")[0] for line in table.read_text().splitlines()}
+    to_label = {row["file"] for row in chosen if row["what"] == "label"}
+    assert len(to_label) == 5 and not to_label & labelled
+    ok("embed", run, photos, "--out", tmp_path / "codes.npz")
+    assert len(np.load(tmp_path / "codes.npz")["codes"]) == 60
+    assert "error" in ok("evaluate", run, photos, "--labels", table)
+    assert "nothing to resume" in refused("train", "--out", run, "--resume")
+
+    exported = json.loads(ok("export", run, "--out", tmp_path / "photos.onnx", "--format", "json"))
+    assert exported["difference"] <= 1e-4
+    session = onnxruntime.InferenceSession(str(tmp_path / "photos.onnx"), providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
+    assert about["image_shape"] == [3, SIZE, SIZE] and about["preprocessing"]["size"] == SIZE
+    seen = [
+        resolve(str(network)).preprocessing.picture(Image.open(photos / row["file"]).convert("RGB")) for row in rows[:9]
+    ]
+    (p,) = session.run(["probabilities"], {"images": np.stack(seen).astype(np.float32) / 255})
+    assert [about["classes"][c] for c in p.argmax(1)] == [row["label"] for row in rows[:9]]
+    assert np.allclose(p.max(1), [float(row["probability"]) for row in rows[:9]], atol=5e-3)  # the cache has 16 bits

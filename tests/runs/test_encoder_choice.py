@@ -8,12 +8,17 @@ import pytest
 import torch
 
 from semisight.data import feature_cache
+from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.runs import encoder_choice
+from semisight.runs import encoder_choice, time_plan
 from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
+from semisight.runs.expected_time import Expected
+from semisight.runs.images import Sets
+from semisight.runs.labels import batch_defaults, most_images
 from semisight.runs.references import ON_PIXELS, read_ways
 from semisight.runs.run import load_run
 from semisight.runs.settings import Settings, resolve
+from semisight.runs.time_plan import fitted_to
 from semisight.runs.train import train_run
 from semisight.training.soft_em import CrossValidated
 from tests.backbones.networks import write_network
@@ -162,3 +167,35 @@ def test_networks_that_do_not_fit_the_time_are_left_out(monkeypatch: pytest.Monk
     assert fit(6000) == ["b"]
     chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0)
     assert chosen == [] and "--minutes 81" in lines[0] and "Features of b" in lines[0]
+
+
+def test_large_images_come_in_batches_that_memory_has_room_for() -> None:
+    how = resolve({"source": "x"})
+    small, large = (batch_defaults(how, 100, 5000, most_images((3, side, side)))["batch_size"] for side in (32, 128))
+    assert small == batch_defaults(how, 100, 5000)["batch_size"] > large
+    assert 50 < large * 128 * 128 * 1800 / 1e9 * 20 < 65  # about three gigabytes
+    chosen = resolve({"source": "x", "batch_size": 288})
+    assert batch_defaults(chosen, 100, 5000, most_images((3, 128, 128)))["batch_size"] == 288
+
+
+def test_size_and_batches_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a step in proportion to pixels and images: the largest size that leaves enough steps is taken."""
+    monkeypatch.setattr(
+        time_plan,
+        "expected_time",
+        lambda recipe: Expected(
+            4000, 2e-6 * recipe.config.batch_size * recipe.objective.model.architecture.n_pixels, 10
+        ),
+    )
+    labels = torch.where(torch.arange(3000) < 100, torch.arange(3000) % 10, -1)
+    images = ImageSet(torch.empty(3000, 1, 0, 0, dtype=torch.uint8), tuple(map(str, range(3000))))
+    sets = Sets(images.with_labels(labels, tuple("abcdefghij")), None)
+
+    def fitted(minutes: float, **given: object) -> tuple[int | None, int]:
+        how = fitted_to(resolve({"source": "x", **given}), sets, minutes, (3, 200, 200))
+        return how.data.size, how.train.batch_size if "batch_size" in how.chosen else 0
+
+    assert fitted(100.0) == (64, 0)
+    assert fitted(9.0)[0] == 48 and 96 <= fitted(9.0)[1] < 288
+    assert fitted(0.5) == (32, 96)
+    assert fitted(0.5, size=64)[0] == 64 and fitted(0.5, max_epochs=3) == (None, 0)

@@ -44,6 +44,7 @@ def export(
     from semisight.errors import UserError
     from semisight.inference.export import Exported, export_onnx
     from semisight.inference.triton import model_name, write_repository
+    from semisight.runs.run_images import network_of
 
     if (out is None) == (triton is None):
         raise UserError("say where to write: --out FILE.onnx, or --triton REPOSITORY for a folder that Triton serves.")
@@ -51,7 +52,8 @@ def export(
     loaded = open_run(run, checkpoint, out=out if folder is None else folder / "config.pbtxt", overwrite=overwrite)
 
     def write(file: Path) -> Exported:
-        return export_onnx(loaded.model, list(loaded.readers.values()), file, loaded.step, max_words)
+        readers = list(loaded.readers.values())
+        return export_onnx(loaded.model, readers, file, loaded.step, max_words, network_of(loaded))
 
     if folder is not None:
         done = dataclasses.replace(write_repository(folder, max_batch, write), file=folder / "1" / "model.onnx")

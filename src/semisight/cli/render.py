@@ -465,7 +465,7 @@ def _planned(plan: Planned | None) -> list[tuple[str, str]]:
     what = {
         "auto": f"tries features of {named or 'no network'} and pixels and takes what cross-validation says: "
         f"{about} if features are taken, else up to all of --minutes",
-        "features": f"learns on features of {named}: {about}",
+        "features": f"learns on features of {named or 'your own'}: {about}",
     }.get(plan.encoder, f"learns from pixels: {about}")
     return [("train", what), *(("better", line) for line in plan.advice)]
 

@@ -93,9 +93,14 @@ def from_files(folder: str | Path) -> Read:
 
     def read(name: str, least_side: int) -> tuple[Image.Image, str]:
         content = read_bytes(os.path.join(folder, name))
-        return read_upright(io.BytesIO(content), least_side), hashlib.blake2b(content, digest_size=16).hexdigest()
+        return read_upright(io.BytesIO(content), least_side), content_seed(content)
 
     return read
+
+
+def content_seed(content: bytes) -> str:
+    """What the views of a file are drawn from: its bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def from_array(array: npt.NDArray[np.uint8]) -> Read:

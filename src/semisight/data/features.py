@@ -142,7 +142,8 @@ def refuse_unmarked(shape: Sequence[int], where: str = "the array", file: str | 
         mark = "semisight.Features(array)" if file is None else f"{MARK}{file}"
         raise UserError(
             f"{where} has shape [{n}, {d}], which could mean two things. If its rows are features or codes, mark them: "
-            f"{mark}. If they are flattened images, give the images their shape: array.reshape({n}, height, width)."
+            f"{mark}. If they are flattened images, give the images their shape: array.reshape({n}, height, width)"
+            f"{'' if file is not None else ', or SemiSight(image_shape=(height, width))'}."
         )
 
 

@@ -19,13 +19,15 @@ from torch import Tensor
 
 from semisight.data import load
 from semisight.data.arrays import channels_first, fit, to_tensor
+from semisight.data.features import refuse_unmarked
 from semisight.data.formats.folders import choose_size
 from semisight.data.formats.pictures import Unreadable, read_header, read_pixels
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 
-Layout = Literal["rows", "planes", "last", "first"]
+Layout = Literal["rows", "planes", "last", "first", "features"]
 Array = npt.NDArray[Any]
+SQUARE = "square"  # in the place of a shape: rows become squares
 _LEAST_SIDE = 4  # of an image that a row of numbers becomes
 _FEW_VALUES = 16  # whole numbers up to here are taken for a range of their own, such as 0..16
 
@@ -124,10 +126,12 @@ def _read_paths(paths: Sequence[str | Path], size: int | None, shape: tuple[int,
     return ImageSet(torch.from_numpy(pixels), tuple(str(path) for path in paths), source="a list of paths")
 
 
-def form_of(array: Array, image_shape: Sequence[int] | None, size: int | None, wanted: Any) -> Form:
+def form_of(array: Array, image_shape: Sequence[int] | str | None, size: int | None, wanted: Any) -> Form:
     """How the arrays of a training come; `wanted` is the range that was asked for, or None."""
     limits = _range(array, wanted)
     if array.ndim == 2:
+        if image_shape is None:
+            refuse_unmarked(array.shape)
         shaped = _rows_to_images(array, image_shape)
         return Form("rows", _shape(shaped, size), array.shape[1], limits, shaped.shape[1:])
     if array.ndim == 3:
@@ -141,7 +145,7 @@ def _shape(images: Array, size: int | None) -> tuple[int, int, int]:
     return (3 if channels == 4 else channels, size or height, size or width)
 
 
-def to_images(array: Array, form: Form, image_shape: Sequence[int] | None) -> Tensor:
+def to_images(array: Array, form: Form, image_shape: Sequence[int] | str | None) -> Tensor:
     """float32 [N, C, H, W] in [0, 1]; NaN stays."""
     if array.ndim == 2 and form.layout == "rows":
         shaped = _rows_to_images(array, image_shape)
@@ -168,10 +172,11 @@ def to_images(array: Array, form: Form, image_shape: Sequence[int] | None) -> Te
     return pixels
 
 
-def _rows_to_images(array: Array, image_shape: Sequence[int] | None) -> Array:
-    """[N, C, H, W]. Rows of no known shape become squares; where that does not fit, each number fills a stretch."""
+def _rows_to_images(array: Array, image_shape: Sequence[int] | str | None) -> Array:
+    """[N, C, H, W]. Of the shape "square", each number fills a stretch where they are not as many as pixels."""
     n, width = array.shape
-    if image_shape is not None:
+    if image_shape not in (None, SQUARE):
+        assert image_shape is not None and not isinstance(image_shape, str)
         if len(image_shape) not in (2, 3) or int(np.prod(image_shape)) != width:
             raise InputError(f"image_shape {tuple(image_shape)} does not suit rows of {width} numbers")
         return channels_first(array.reshape(n, *image_shape), "images of image_shape")
@@ -213,7 +218,7 @@ def _scaled(array: Array, limits: tuple[float, float] | None) -> Array:
 # ---- out ----
 
 
-def from_images(pixels: Tensor, form: Form, image_shape: Sequence[int] | None) -> Array:
+def from_images(pixels: Tensor, form: Form, image_shape: Sequence[int] | str | None) -> Array:
     """Images [N, C, H, W] in [0, 1] in the layout and the range of the training images, as floats."""
     images = pixels.clamp(0, 1).double().numpy()
     if form.pixel_range is not None:
@@ -228,9 +233,10 @@ def from_images(pixels: Tensor, form: Form, image_shape: Sequence[int] | None) -
     return _images_to_rows(images, form, image_shape)
 
 
-def _images_to_rows(images: Array, form: Form, image_shape: Sequence[int] | None) -> Array:
+def _images_to_rows(images: Array, form: Form, image_shape: Sequence[int] | str | None) -> Array:
     n, width = len(images), form.n_features
-    if image_shape is not None:
+    if image_shape not in (None, SQUARE):
+        assert image_shape is not None and not isinstance(image_shape, str)
         was_last = len(image_shape) == 3 and tuple(image_shape) != images.shape[1:]
         images = np.moveaxis(images, 1, 3) if was_last else images
         rows = images.reshape(n, -1)

@@ -19,8 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from semisight.data.preprocessing import Backbone
 from semisight.errors import UserError
 from semisight.files import atomic_path
+from semisight.inference.export_backbone import merged
 from semisight.model.architecture import Layer
 from semisight.model.encoders.paper import PaperEncoder, PoolingMLP, after_pooling, below_code
 from semisight.model.image_model import ImageModel
@@ -129,9 +131,15 @@ class Whole(nn.Module):
 
 
 def export_onnx(
-    model: ImageModel, readers: Sequence[Answering], out: Path, step: int = 0, max_words: int = MAX_WORDS
+    model: ImageModel,
+    readers: Sequence[Answering],
+    out: Path,
+    step: int = 0,
+    max_words: int = MAX_WORDS,
+    backbone: Backbone | None = None,
 ) -> Exported:
-    """Writes the file, whole or not at all, once its answers were found equal to torch's."""
+    """Writes the file, whole or not at all, once its answers were found equal to torch's; with the backbone inside, if
+    the model takes features."""
     onnx, onnxruntime = _libraries()
     if not model.encoder.mean_is_exact:
         raise UserError(
@@ -146,18 +154,19 @@ def export_onnx(
     with atomic_path(out) as temporary:
         _export(whole, example, temporary)
         found = onnx.load(str(temporary))
+        found = found if backbone is None else merged(found, backbone, _OPSET)
         entry = found.metadata_props.add()
-        entry.key, entry.value = "semisight", json.dumps(_about(model, readers, step), ensure_ascii=False)
+        entry.key, entry.value = "semisight", json.dumps(_about(model, readers, step, backbone), ensure_ascii=False)
         onnx.checker.check_model(found)
         temporary.write_bytes(found.SerializeToString())
         session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
-        difference = _difference(model, whole, session)
+        difference = _difference(model, whole, session, backbone)
         if not difference <= TOLERANCE:
             raise UserError(
                 f"the exported model differs from torch by {difference:.2g}, more than {TOLERANCE:g}: nothing was "
                 "written. Please report this with the settings of the run."
             )
-        torch_ms, onnx_ms = _latency(model, whole, session)
+        torch_ms, onnx_ms = _latency(model, whole, session, backbone)
         n_bytes = temporary.stat().st_size
     return Exported(out, tuple(whole.outputs), n_bytes, difference, torch_ms, onnx_ms)
 
@@ -193,11 +202,30 @@ def _export(whole: Whole, example: Tensor, file: Path) -> None:
         )
 
 
-def _about(model: ImageModel, readers: Sequence[Answering], step: int) -> dict[str, Any]:
-    about: dict[str, Any] = {"image_shape": list(model.architecture.image_shape), "pixels": "0..1", "step": step}
+def _about(model: ImageModel, readers: Sequence[Answering], step: int, backbone: Backbone | None) -> dict[str, Any]:
+    about: dict[str, Any] = {"image_shape": list(_input_shape(model, backbone)), "pixels": "0..1", "step": step}
+    if backbone is not None:
+        about |= {"backbone": backbone.name, "preprocessing": backbone.preprocessing.describe(), "view": "plain"}
     for reader in readers:
         about |= reader.export_about()
     return about
+
+
+def _input_shape(model: ImageModel, backbone: Backbone | None) -> tuple[int, int, int]:
+    return model.architecture.image_shape if backbone is None else (3, backbone.input_size, backbone.input_size)
+
+
+def _seen(images: Tensor, backbone: Backbone | None) -> Tensor:
+    """What the model itself takes of images that the file takes, whole numbers of 255ths."""
+    if backbone is None:
+        return images
+    return torch.from_numpy(backbone.features((images * 255).round().byte().numpy()))
+
+
+def _examples(model: ImageModel, backbone: Backbone | None, n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(n, *_input_shape(model, backbone), generator=generator)
+    return images if backbone is None else (images * 255).round() / 255
 
 
 @torch.no_grad()
@@ -207,12 +235,12 @@ def _expected(model: ImageModel, whole: Whole, images: Tensor) -> list[Tensor]:
     return [code, log_spread, *(reader.exported(code, whole.max_words) for reader in whole.readers)]
 
 
-def _difference(model: ImageModel, whole: Whole, session: Any) -> float:
+def _difference(model: ImageModel, whole: Whole, session: Any, backbone: Backbone | None) -> float:
     """The largest difference of any output from what the model itself says, over random images; words: 0 or 1."""
-    images = torch.rand(_CHECKED, *model.architecture.image_shape, generator=torch.Generator().manual_seed(1))
+    images = _examples(model, backbone, _CHECKED, 1)
     found = [torch.from_numpy(value) for value in session.run(None, {"images": images.numpy()})]
     worst = 0.0
-    for value, truth in zip(found, _expected(model, whole, images), strict=True):
+    for value, truth in zip(found, _expected(model, whole, _seen(images, backbone)), strict=True):
         if truth.is_floating_point():
             worst = max(worst, float((value - truth).abs().max()))
         else:
@@ -220,12 +248,12 @@ def _difference(model: ImageModel, whole: Whole, session: Any) -> float:
     return worst
 
 
-def _latency(model: ImageModel, whole: Whole, session: Any) -> tuple[float, float]:
+def _latency(model: ImageModel, whole: Whole, session: Any, backbone: Backbone | None) -> tuple[float, float]:
     """Milliseconds for one image, torch and ONNX in turns; torch by the way it predicts with itself."""
-    image = torch.rand(1, *model.architecture.image_shape, generator=torch.Generator().manual_seed(2))
+    image = _examples(model, backbone, 1, 2)
     given = {"images": image.numpy()}
     ways: tuple[Callable[[], object], ...] = (
-        lambda: _expected(model, whole, image),
+        lambda: _expected(model, whole, _seen(image, backbone)),
         lambda: session.run(None, given),
     )
     times: tuple[list[float], list[float]] = ([], [])

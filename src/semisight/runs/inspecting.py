@@ -18,13 +18,14 @@ from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
 from semisight.data.duplicates import Groups, fingerprint, nearly_same, same
+from semisight.data.features import is_feature_file
 from semisight.data.formats.folders import choose_size, folder_labels
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.runs.encoder_choice import Planned, planned
+from semisight.runs.encoder_choice import Planned, judging_minutes, planned
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
 from semisight.runs.images import (
     BUILTIN,
@@ -32,6 +33,7 @@ from semisight.runs.images import (
     Sets,
     all_at_hand,
     captioned,
+    own_features,
     parted,
     shape_on_disk,
     with_labels,
@@ -121,7 +123,7 @@ def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
     """Looks at a source as train would take it. Mistakes in tables are found and told, not raised."""
     settings = dataclasses.replace(settings, data=all_at_hand(settings.data))
     data, seed = settings.data, settings.train.seed
-    look = _look(data, seed, progress)
+    look = _look(dataclasses.replace(data, backbone=None), seed, progress)
     mistakes: list[Mistake] = []
     images = dataclasses.replace(look.images, notes=())
     if not data.class_per_folder:  # these labels are there already
@@ -187,6 +189,8 @@ def _with_captions(images: ImageSet, data: DataSettings, mistakes: list[Mistake]
 
 
 def _look(data: DataSettings, seed: int, progress: Progress | None) -> _Look:
+    if is_feature_file(data.source):
+        return _loaded(own_features(data.source))
     if data.limit is None and kind_of(data.source) is Kind.PICTURES:
         survey = survey_folder(Path(data.source).expanduser(), progress=progress)
         return _folder(survey, data, shape_on_disk(data, seed))
@@ -348,9 +352,12 @@ def _plan(
         images = images if data.tags is not None else images.without_column(TAGS)
         if data.backbone is not None and (data.captions or data.tags):
             shape = resolve(data.backbone, pooled=not data.grid).feature_shape
+        if is_feature_file(data.source):
+            return None, None, Planned("features", judging_minutes(images, 1)), shape
         whole = Sets(images, None)
         minutes = training_minutes(settings, len(images))
-        fitted = settings if minutes is None else fitted_to(settings, whole, minutes, shape)
+        pixels = settings if data.captions or data.tags else settings.replace({"backbone": None})
+        fitted = pixels if minutes is None else fitted_to(pixels, whole, minutes, shape)
         if fitted.data.size is not None:
             shape = (shape[0], fitted.data.size, fitted.data.size)
         recipe = recipe_without_pixels(fitted, images, shape)

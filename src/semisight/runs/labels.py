@@ -32,12 +32,19 @@ UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
 STEPS_BETWEEN_VALIDATIONS = 40  # a small set passes by in a few steps: it is not validated after each pass
 XI_PER_CLASS = 10.0  # times C times the paper's: found on MNIST, docs/experiments.md
+_MOST_BYTES, _BYTES_PER_PLACE, _LEAST_IMAGES = 3.0e9, 1800, 16
 CALIBRATION = "calibration.json"
 _ENOUGH_AUGMENTED, _MOST_AUGMENTED = 50, 1000  # images
 
 
-def batch_defaults(settings: Settings, n_labelled: int, n_unlabelled: int) -> dict[str, Any]:
-    """Batches, epochs and validations that suit the number of images.
+def most_images(shape: tuple[int, int, int]) -> int:
+    """Of a batch that a training of the default layers has memory for: it takes about 1.8 kB for each place of an
+    image, 8.3 GB with 288 images of 128 x 128 pixels."""
+    return max(_LEAST_IMAGES, int(_MOST_BYTES / (_BYTES_PER_PLACE * max(1, shape[1] * shape[2]))))
+
+
+def batch_defaults(settings: Settings, n_labelled: int, n_unlabelled: int, most: int | None = None) -> dict[str, Any]:
+    """Batches, epochs and validations that suit the number of images; `most` of a batch have room in memory.
 
     Few labels: a batch has some of them beside unlabelled images, and an epoch is a pass over the latter. Many labels:
     batches as chance has it. A small set gets as many epochs as make a few thousand steps.
@@ -50,6 +57,9 @@ def batch_defaults(settings: Settings, n_labelled: int, n_unlabelled: int) -> di
     size = settings.train.batch_size if "batch_size" in chosen else size
     if chosen & {"batch_size", "labelled_per_batch"} or not few:
         labelled = min(settings.consistency.labelled_per_batch, max(1, size // 2))
+    if most is not None and size > most and "batch_size" not in chosen:
+        smaller = dataclasses.replace(settings.replace({"batch_size": most}), chosen=chosen | {"batch_size"})
+        return batch_defaults(smaller, n_labelled, n_unlabelled)
     dealt = is_dealt(n_labelled, n, labelled, size)
     size = min(size, labelled + n_unlabelled) if dealt else size
     steps = max(1, n_unlabelled // (size - labelled) if dealt else n // size)
@@ -106,7 +116,7 @@ class LabelKind:
             "patience": None,  # the rate has to come down first
             "head": "softmax",
             "xi": f"{XI_PER_CLASS * len(_column(sets).class_names):g}x",
-            **batch_defaults(settings, n_labelled, len(sets.train) - n_labelled),
+            **batch_defaults(settings, n_labelled, len(sets.train) - n_labelled, most_images(sets.train.shape)),
         }
 
     def target(self, settings: Settings, sets: Sets, model: ImageModel, seed: int) -> Labels:

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
+from semisight.backbones import resolve
 from semisight.backbones.trusted import recorded_backbone
 from semisight.data import load
 from semisight.data.caption_files import read_captions
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
+from semisight.data.features import MARK, is_feature_file
 from semisight.data.image_set import ImageSet
+from semisight.data.preprocessing import Backbone
 from semisight.data.sources import Kind, kind_of
 from semisight.errors import UserError
 from semisight.runs.images import (
@@ -21,6 +24,7 @@ from semisight.runs.images import (
     TRAIN_SPLITS,
     Progress,
     Sets,
+    own_features,
     sets_of,
     with_features,
     with_labels,
@@ -45,9 +49,10 @@ def load_for(
     part: str | None = None,
 ) -> ImageSet:
     """Images as the run's model takes them: its size and channels, or the features of its backbone."""
+    if run.backbone == OWN_FEATURES:
+        return own_features_for(run, source, limit)
     if run.backbone is not None:
-        backbone = run.backbone if run.backbone == OWN_FEATURES else recorded_backbone(run.backbone)
-        return _features_for(run, backbone, source, limit, progress, class_per_folder, part)
+        return _features_for(run, recorded_backbone(run.backbone), source, limit, progress, class_per_folder, part)
     channels, height, width = run.architecture.image_shape
     images = load(
         source,
@@ -64,6 +69,29 @@ def load_for(
             f"{images.shape[1]}: scale them first."
         )
     return images
+
+
+def network_of(run: Run) -> Backbone | None:
+    """The pretrained network whose features a run takes; None of one that takes pixels."""
+    if run.backbone is None:
+        return None
+    if run.backbone == OWN_FEATURES:
+        raise UserError(f"{run.folder.path} learned from features of your own: their network is not known.")
+    return resolve(recorded_backbone(run.backbone), pooled=not run.about["model"]["features"].get("grid", False))
+
+
+def own_features_for(run: Run, source: str, limit: int | None) -> ImageSet:
+    """Features of the user's own, for a run that learned from such."""
+    shape = run.architecture.image_shape
+    if not is_feature_file(source):
+        raise UserError(
+            f"{run.folder.path} learned from features of your own, {shape[0]} numbers for each image: give such a file "
+            f"(.npz with `features` and `files`, Parquet, or {MARK}FILE.npy), not {source}."
+        )
+    found = own_features(source)
+    if found.shape != shape:
+        raise UserError(f"{source} has {found.shape[0]} numbers for each image; the model takes {shape[0]}.")
+    return found if limit is None else found.subset(torch.arange(min(limit, len(found))))
 
 
 def _features_for(

@@ -79,7 +79,8 @@ def train_run(
     on_features = decision.on_features and list(sets.train.columns) == [LABELS]
     if not (resume or on_features):
         minutes = training_minutes(settings, len(sets.train), (time.monotonic() - started) / 60)
-        if kind_of(settings.data.source) is not SourceKind.PICTURES and minutes is not None:
+        own_size = kind_of(settings.data.source) is not SourceKind.PICTURES and not decision.on_features
+        if own_size and minutes is not None:
             settings = fitted_to(settings, sets, minutes)
             sets = sets_of(settings.data, settings.train.seed) if settings.data.size is not None else sets
         settings = settings.replace({"max_minutes": minutes})

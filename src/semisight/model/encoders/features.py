@@ -46,7 +46,7 @@ class FeatureEncoder(nn.Module):
         """From the features [N, C] of all training images."""
         n, n_features = rows.shape
         rooted = bool((rows >= 0).all())
-        scaled = _scaled(rows.float(), rooted)
+        scaled = _scaled(rows.float(), torch.tensor(rooted))
         centre = scaled.mean(0)
         scaled = F.normalize(scaled - centre, dim=1)
         value, vector = torch.linalg.eigh((scaled.T @ scaled / n).double())
@@ -65,7 +65,7 @@ class FeatureEncoder(nn.Module):
         return Posterior(mu, log_sigma, mu + noise.eps * log_sigma.exp())
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        rows = _scaled(x.flatten(0, 2).T, bool(self.rooted))  # [B, C]
+        rows = _scaled(x.flatten(0, 2).T, self.rooted)  # [B, C]
         rows = F.normalize(rows - self.centre, dim=1)
         mu = F.normalize(rows @ self.axes, dim=1).T.reshape(*self.code_shape, x.shape[-1])
         return mu, torch.full_like(mu, _SPREAD).log()
@@ -97,16 +97,18 @@ class ScaledFeatures(nn.Module):
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows = (x.flatten(0, 2).T - self.centre) / self.scale  # [B, C]
-        rows = F.normalize(rows, dim=1) if bool(self.unit) else rows
+        rows = torch.where(self.unit, F.normalize(rows, dim=1), rows)
         mu = rows.T.reshape(*self.code_shape, x.shape[-1])
-        return mu, torch.full_like(mu, _SPREAD / self.code_shape[0] ** 0.5 if bool(self.unit) else _SPREAD).log()
+        spread = torch.where(self.unit, _SPREAD / self.code_shape[0] ** 0.5, _SPREAD)
+        return mu, torch.zeros_like(mu) + spread.log()
 
     def start_from(self, mean: Tensor, variance: Tensor) -> None:
         """It is not started but fitted."""
 
 
-def _scaled(rows: Tensor, rooted: bool) -> Tensor:
-    return F.normalize(rows.clamp_min(0).sqrt() if rooted else rows, dim=1)
+def _scaled(rows: Tensor, rooted: Tensor) -> Tensor:
+    # no branch on a tensor: it could not be exported
+    return F.normalize(torch.where(rooted, rows.clamp_min(0).sqrt(), rows), dim=1)
 
 
 @torch.no_grad()
