@@ -29,6 +29,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from torch import Tensor
 
 from semisight.backbones import resolve as resolve_backbone
+from semisight.backbones.trusted import recorded_backbone, trust
 from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn, Column, LabelColumn, TagColumn
 from semisight.data.feature_cache import cached_features
 from semisight.data.features import Features
@@ -202,6 +203,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             sets = Sets(dataclasses.replace(found, columns={LABELS: columns[0]}), None)
             settings = self._settings()
             name = str(self.backbone) if isinstance(self.backbone, str | Path) else None
+            if name is not None:
+                trust(name)  # the saved model may use it from now on
             settings = settings.replace({"backbone": name, "views": 1 + len(found.views)})
             self.run_ = judge(settings, sets).learn()
         self.form_, self.data_ = Form("features", found.shape), DataRecord.of(settings.data, sets.train, None)
@@ -218,7 +221,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         else:
             spec = self.backbone
             if spec is None and self.__sklearn_is_fitted__() and self.run_.backbone != OWN_FEATURES:
-                spec = self.run_.backbone
+                spec = recorded_backbone(str(self.run_.backbone))
             if spec is None:
                 raise InputError("this model learned from features of your own: give them as semisight.Features(array)")
             found = self._by_backbone(images, resolve_backbone(spec))
@@ -453,7 +456,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             try:
                 if (path / _ABOUT).exists():
                     about = parse_json(read_text(path / _ABOUT, MOST_JSON), str(path / _ABOUT))
-                    model.set_params(**{name: _tuple(value) for name, value in about["params"].items()}, device=device)
+                    params = {name: _tuple(value) for name, value in about["params"].items() if name != "backbone"}
+                    model.set_params(**params, device=device)
                     model.form_ = Form.from_dict(about["form"])
                     if about["classes"] is not None:
                         model.classes_ = _classes(about["classes"])
@@ -469,7 +473,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         classes = None
         if "classes_" in vars(self):
             classes = {"kind": self.classes_.dtype.kind, "values": self.classes_.tolist()}
-        params.pop("device", None)
+        for name in ("device", "backbone"):  # the run itself names its network
+            params.pop(name, None)
         n_features = vars(self).get("n_features_in_")
         return {"params": params, "form": self.form_.to_dict(), "classes": classes, "n_features_in": n_features}
 
