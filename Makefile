@@ -41,10 +41,11 @@ test-wheel: $(VENV)/.installed-dev ## build wheel and sdist, use the wheel with 
 test-wheel-clean: $(VENV)/.installed-dev ## the same with everything installed anew (minutes)
 	@SEMISIGHT_CLEAN_INSTALL=1 $(ONE_THREAD) $(BIN)/python -m pytest -q tests/test_packaging.py
 
-lint: $(VENV)/.installed-dev ## style, formatting and types
+lint: $(VENV)/.installed-dev ## style, formatting, types and licences
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m semisight.licences > /dev/null
 
 docs: $(VENV)/.installed-docs ## the documentation as a site, in site/
 	@$(BIN)/python docs/arrows.py

