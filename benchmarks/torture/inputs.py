@@ -2,13 +2,14 @@
 
 import json
 import random
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 
-from benchmarks.torture.rows import Row, Torture, learn
+from benchmarks.torture.rows import Row, Torture, learn, write_network
 from semisight.errors import UserError
 
 
@@ -50,9 +51,10 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
 
     from semisight.data import load
     from semisight.data.caption_files import read_captions
+    from semisight.data.features import read_features
     from semisight.data.label_csv import Entry
     from semisight.data.label_table import Table
-    from semisight.data.tables import read_labels
+    from semisight.data.tables import read_labels, read_tags
     from semisight.files import check_seal, seal
     from semisight.runs.settings import read_file
     from semisight.untrusted import read_json
@@ -78,6 +80,12 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
             tar.addfile(member, BytesIO(pictures["PNG"].getvalue()))
     arrays = BytesIO()
     np.savez(arrays, images=np.zeros((5, 8, 8), np.uint8), labels=np.arange(5))
+    pairs = "file,label\n" + "".join(f"{name},{i % 3}\n{name},round\n" for i, name in enumerate(names))
+    columns = "file,red,round\n" + "".join(f"{name},{i % 2},{'' if i % 3 else 1}\n" for i, name in enumerate(names))
+    features, rows = BytesIO(), BytesIO()
+    np.savez(features, features=np.ones((20, 6), np.float32), files=np.array(names))
+    np.save(rows, np.ones((20, 6), np.float32))
+    network = write_network(torture.folder / "small.onnx")
     settings = {"epochs": 3, "batch_size": 16, "layers": [{"maps": 8, "kernel": 3, "pool": 2}]}
 
     def with_journal(path: Path) -> object:
@@ -89,6 +97,11 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
 
     yield "labels.csv", table.encode(), lambda path: read_labels(path, names)
     yield "captions.csv", table.encode(), read_captions
+    yield "tags.csv", pairs.encode(), lambda path: read_tags(path, names)
+    yield "tag columns.csv", columns.encode(), lambda path: read_tags(path, names)
+    yield "features.npz", features.getvalue(), read_features
+    yield "features.npy", rows.getvalue(), read_features
+    yield "network.yaml", network.with_suffix(".yaml").read_bytes(), _beside(network)
     yield "table.csv", table.encode(), lambda path: Table(path).close()
     yield "journal", lines, with_journal
     yield "data.json", json.dumps({"settings": settings, "n": 5}).encode(), read_json
@@ -105,6 +118,17 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
     yield "images.npz", arrays.getvalue(), lambda path: load(str(path))
     for kind, stream in pictures.items():
         yield f"picture.{kind.lower()}", stream.getvalue(), lambda path: load(str(path), size=8)
+
+
+def _beside(network: Path) -> Callable[[Path], object]:
+    """A network with this preprocessing beside it."""
+    from semisight.backbones import resolve
+
+    def read(path: Path) -> object:
+        shutil.copy(network, path.with_name("network.onnx"))
+        return resolve(path.with_name("network.onnx")).feature_shape
+
+    return read
 
 
 def _in_run(run: Path, file: str, made: Callable[[bytes], bytes]) -> Callable[[Path], object]:

@@ -69,16 +69,21 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 4096:
             raise UserError(f"the input size of a network must be a whole number of pixels, not {self.size!r}")
-        if not 0 < self.crop <= 1:
-            raise UserError(f"crop is a share of the short side, above 0 and at most 1, not {self.crop}")
         if self.interpolation not in _INTERPOLATIONS:
             raise UserError(f"interpolation is one of {', '.join(_INTERPOLATIONS)}, not {self.interpolation!r}")
         if self.channels not in ("rgb", "bgr") or self.layout not in ("nchw", "nhwc"):
             raise UserError(f"channels are rgb or bgr, layout nchw or nhwc; not {self.channels!r}, {self.layout!r}")
+        for name in ("crop", "scale", "mean", "std"):
+            value = getattr(self, name)
+            for number in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
+                if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e12:
+                    raise UserError(f"{name} of the preprocessing holds {number!r}, which is no number to use")
         for name in ("mean", "std"):
             value = getattr(self, name)
             if isinstance(value, Sequence) and len(value) not in (1, 3):
                 raise UserError(f"{name} is one number, or three (red, green, blue), not {len(value)}")
+        if not 0 < self.crop <= 1:
+            raise UserError(f"crop is a share of the short side, above 0 and at most 1, not {self.crop}")
         if np.any(np.asarray(self.std) == 0):
             raise UserError("std of the preprocessing has a 0 in it: pixels would be divided by it")
 

@@ -37,9 +37,10 @@ def searchable(run: Run, images: str | None = None, progress: Progress | None = 
     reader = run.captions
     found = load_for(run, run.data().settings.source if images is None else images, progress=progress)
     path, key = run.folder.file(INDEX), _key(run, found)
-    with contextlib.suppress(SafetensorError, KeyError, UserError, OSError):  # what is damaged is made anew
-        kept = load_tensors(read_bytes(path, _MOST_INDEX))
-        if bytes(kept["key"].tolist()) == key:
+    with contextlib.suppress(SafetensorError, KeyError, UserError, OSError, ValueError, TypeError):
+        kept = load_tensors(read_bytes(path, _MOST_INDEX))  # what is damaged, or somebody else's, is made anew
+        same = all(len(kept[name]) == len(found.names) for name in ("codes", "hints"))
+        if bytes(kept["key"].tolist()) == key and same:
             return Searchable(found.names, WordSearch(reader.head, reader.vocabulary, kept["codes"], kept["hints"]))
     search = WordSearch.of(run.model, reader.head, reader.vocabulary, found, progress)
     _keep(path, key, search)
