@@ -77,7 +77,7 @@ class Preprocessing:
             value = getattr(self, name)
             for number in value if isinstance(value, Sequence) and not isinstance(value, str) else (value,):
                 if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e12:
-                    raise UserError(f"{name} of the preprocessing holds {number!r}, which is no number to use")
+                    raise UserError(f"the preprocessing is not as it should be: {name} holds {number!r}, no number")
         for name in ("mean", "std"):
             value = getattr(self, name)
             if isinstance(value, Sequence) and len(value) not in (1, 3):
