@@ -1,11 +1,11 @@
 """Section 5.3, Table 3, on the features of a pretrained network: captions of Flickr8k's photographs.
 
-    semisight reproduce table3-photos --data FLICKR8K --rows joint                     about half an hour of one core
+    semisight reproduce table3-photos --data FLICKR8K --rows joint                     not timed on an idle machine
     semisight reproduce table3-photos --data FLICKR8K --rows two-step,joint-10-images
 
 FLICKR8K holds Images/ and dataset_flickr8k.json. Features: EfficientNet-Lite2 (260 pixels), the plain view of each
-image. Weights are picked by the CIDEr of captions written for 300 of 500 training images that are
-then not trained on; the settings were chosen there too. All numbers are of the 1,000 images of the split val.
+image. Weights are picked by the CIDEr of captions written for 300 of 500 training images that are then not trained on;
+the settings are those of an earlier prototype, not searched here. All numbers are of the 1,000 images of the split val.
 
     row                   what it is                                                     paper (256 pixels, test split)
     nearest               first caption of the training image with the nearest features (cosine)

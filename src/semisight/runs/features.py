@@ -24,7 +24,7 @@ from semisight.runs.settings import Settings
 
 CODE_SIZE, HIDDEN, DROPOUT = 256, 512, 0.2
 MOST_HIDDEN = 100_000  # units of a network that a stranger describes
-# Chosen on 500 training images of Flickr8k (docs/experiments.md).
+# Those of an earlier prototype on Flickr8k; nothing has been searched with this code yet.
 DEFAULTS: dict[str, Any] = {
     "nonlinearity": "none",
     "consistency": False,  # augmented pixels; features have their views

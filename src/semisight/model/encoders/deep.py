@@ -8,8 +8,7 @@
               whose resolution is nearest to that layer's
 
 s does not look at z: q(s | X) and q(z | X) are independent given X, as (16) assumes, and where no image is decoded z is
-left out (`code`). Works on [B, C, H, W] with the channels last in memory, which library convolutions like best; the two
-turns from and to batch-last maps cost about one in a hundred of a step (docs/experiments.md).
+left out (`code`). Works on [B, C, H, W] with the channels last in memory, which library convolutions like best.
 """
 
 import math
