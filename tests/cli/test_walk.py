@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from semisight.backbones import resolve
 from semisight.data import feature_cache, load
+from semisight.data.formats.pictures import read_upright
 from tests.backbones.networks import SIZE, write_network
 from tests.cli.commands import ok, refused
 from tests.cli.photos import CLASSES, write_photos
@@ -105,9 +105,8 @@ def test_the_same_with_a_pretrained_network(tmp_path: Path, monkeypatch: pytest.
     session = onnxruntime.InferenceSession(str(tmp_path / "photos.onnx"), providers=["CPUExecutionProvider"])
     about = json.loads(session.get_modelmeta().custom_metadata_map["semisight"])
     assert about["image_shape"] == [3, SIZE, SIZE] and about["preprocessing"]["size"] == SIZE
-    seen = [
-        resolve(str(network)).preprocessing.picture(Image.open(photos / row["file"]).convert("RGB")) for row in rows[:9]
-    ]
+    picture = resolve(str(network)).preprocessing.picture
+    seen = [picture(read_upright(photos / row["file"], 2 * SIZE)) for row in rows[:9]]  # as the cache reads files
     (p,) = session.run(["probabilities"], {"images": np.stack(seen).astype(np.float32) / 255})
     assert [about["classes"][c] for c in p.argmax(1)] == [row["label"] for row in rows[:9]]
     assert np.allclose(p.max(1), [float(row["probability"]) for row in rows[:9]], atol=5e-3)  # the cache has 16 bits
