@@ -52,7 +52,7 @@ _PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels
 _ENOUGH_JUDGED = 150  # labels: with so many, a further fold says little more
 _HOPELESS = 0.1  # error above the best so far, beyond chance, from which the other folds are not tried
 _DECODING_MS = 5.0  # of one image
-# What judging takes: passes over the codes and over the labelled features, as measured; and products a second.
+# What judging takes: passes over the codes and over the labelled features, and products a second. Estimates.
 _EM_PASSES, _LOGISTIC_PASSES, _JUDGING_SECONDS, _PRODUCTS_PER_SECOND = 500, 3000, 8.0, 6e9
 # Settings that mean something on features too; any other that is given speaks of learning from pixels.
 _COMMON = frozenset(

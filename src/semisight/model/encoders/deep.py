@@ -145,7 +145,7 @@ class DeepEncoder(nn.Module):
 
 
 class Unit(nn.Module):
-    """3x3 convolution, batch normalisation, ReLU (an eighth of a step faster than GELU)."""
+    """3x3 convolution, batch normalisation, ReLU."""
 
     def __init__(self, below: int, maps: int, generator: torch.Generator, stride: int = 1) -> None:
         super().__init__()
