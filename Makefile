@@ -7,7 +7,7 @@ PIP := python -m pip --disable-pip-version-check --quiet
 ONE_THREAD := OMP_NUM_THREADS=1
 
 # Processes that share the test files among them, 2 on two idle cores; 0: all in one. A file stays together, for its fixtures.
-TEST_PROCESSES ?= 0
+TEST_PROCESSES ?= 2
 
 RUN_EXTRAS := track
 DEV_EXTRAS := track,metrics,onnx,photos,serve,parquet,remote,ray,dev

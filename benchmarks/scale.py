@@ -45,7 +45,7 @@ class Scale:
     ray: bool = True
 
 
-SMALL_SCALE = Scale(n=40, few=20, per_part=10, steps=4, batch=16, ray=False)
+SMALL_SCALE = Scale(n=40, few=20, per_part=10, steps=3, batch=8, ray=False)
 
 
 def measure_scale(size: Scale) -> Iterator[Figure]:

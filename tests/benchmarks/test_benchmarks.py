@@ -40,7 +40,7 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--only", "step,encoding"])
     assert (
-        "there is no part 'encoding'; there are step, encode, memory, decode, captions, serving"
+        "there is no part 'encoding'; there are step, deep, encode, memory, decode, captions, serving"
         in capsys.readouterr().err
     )
 

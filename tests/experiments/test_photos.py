@@ -21,7 +21,7 @@ def test_every_row_at_smoke_size(tmp_path: Path) -> None:
 
 
 def test_test_images_are_neither_labelled_nor_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, _ = photos._photos(Request(None, smoke=True))
+    images, _ = photos.photos_of(Request(None, smoke=True))
     of = photos.split_of(images(), 3, 0, per_class=5)
     assert int((of.labels >= 0).sum()) == 30 and len(of.test) == 50
     assert bool((of.labels[of.test] == -1).all()) and set(of.train.tolist()).isdisjoint(of.test.tolist())
@@ -37,7 +37,7 @@ def test_test_images_are_neither_labelled_nor_learned_from(monkeypatch: pytest.M
 
 
 def test_a_set_with_test_images_of_its_own_is_tested_on_these() -> None:
-    read, _ = photos._photos(Request(None, smoke=True))
+    read, _ = photos.photos_of(Request(None, smoke=True))
     with_parts = photos.Photos(read().images, n_test=300)
     n = len(with_parts.images)
     for seed in (0, 1):

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from semisight.errors import UserError
+from semisight.runs.images import sets_of
+from semisight.runs.recipe import compose, suited
 from semisight.runs.settings import resolve
 from semisight.runs.train import train_run
 from semisight.training.checkpoint import read_checkpoint, read_meta
@@ -142,3 +144,10 @@ def test_a_restart_goes_on_with_the_run_of_its_own_job_only(tmp_path: Path, monk
     assert is_restarted(tmp_path)
     folder.file("unfinished.txt").unlink()
     assert not is_restarted(tmp_path)  # it has come to its end
+
+
+def test_the_deep_encoder_learns_in_one_process() -> None:
+    settings = resolve({"source": "builtin:digits", "limit": 60, "encoder": "deep", "processes": 2, "max_steps": 1})
+    sets = sets_of(settings.data, 0)
+    with pytest.raises(UserError, match="learns in one process"):
+        compose(suited(settings, sets), sets)

@@ -48,4 +48,4 @@ def test_nothing_is_found(address: str, tmp_path: Path) -> None:
         [program, *words], cwd=tmp_path, env={**os.environ, **hooks}, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert "14 selected / 14 total" in done.stdout
+    assert "15 selected / 15 total" in done.stdout

@@ -29,7 +29,7 @@ from semisight.training.trainer import Fitted, Trainer
 
 PIXELS, HIDDEN = 12, 3
 GRADIENTS: tuple[GradientName, ...] = ("local", "nvil")
-MODELS = (*GRADIENTS, "deep")
+MODELS = GRADIENTS
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,9 @@ def train_toy(
 
 
 def train_image_model(run: Any, name: str, **changes: Any) -> Fitted:
-    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling and exact alpha0 for nvil, and for the
-    deep encoder batch normalisation over all processes."""
+    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling and exact alpha0 for nvil."""
     architecture, gradient = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3))), cast(GradientName, name)
-    if name == "deep":
-        model, gradient = ImageModel.deep(architecture, width=0.2), "local"
-    else:
-        model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
+    model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
     images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     model.start_from(images)
     objective = Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")

@@ -7,6 +7,7 @@ The one place where settings become parts. Experiments and the estimator compose
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +182,11 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
     if settings.data.on_features:
         model = features.build(architecture, seed=seed)
     elif settings.model.encoder == "deep":
+        if int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1:  # two do not learn what one would, yet
+            raise UserError(
+                "the deep encoder learns in one process: start without torchrun and with --processes 1, or choose "
+                "another --encoder."
+            )
         places, long = settings.model.pooling != "max", settings.train.max_steps is None
         long = long and (settings.train.max_minutes or math.inf) >= _LONG
         bf16 = settings.train.precision == "auto" and choose_device().type == "cpu" and long and bf16_pays()
