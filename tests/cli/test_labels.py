@@ -184,11 +184,6 @@ def test_a_class_with_one_example_is_learned_and_told(photos: Path, tmp_path: Pa
     assert "1 class has a single labelled image: two" in out
 
 
-def test_several_processes_are_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "one process" in refused("train", photos, "--class-per-folder", "--out", tmp_path / "run", *QUICK)
-
-
 def test_resumed_it_equals_an_uninterrupted_run(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(table(photos, 4))
     (tmp_path / "often.yaml").write_text("validate_every: 2\n")
