@@ -21,7 +21,7 @@ def lowest(pyproject: str, constraints: str) -> list[str]:
     found = {}
     for line in wanted:
         if not line.startswith(f"{project['name']}["):  # an extra made of others
-            name, version = re.fullmatch(r"([\w-]+)>=([\w.]+),<.*", line).groups()  # type: ignore[union-attr]
+            name, version = re.fullmatch(r"([\w-]+)>=([\w.]+)(?:[,;].*)?", line).groups()  # type: ignore[union-attr]
             found[name] = version
     found |= {name: pins[name] for name in TOOLS}
     return [f"{name}=={version}" for name, version in sorted(found.items())]

@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 # Permissive licences, and two (MPL, of files; PSF) that ask nothing of a program that only uses the package.
 ACCEPTED = frozenset(
     {"0BSD", "APACHE-2.0", "APACHE-2.0 WITH LLVM-EXCEPTION", "BSD", "BSD-2-CLAUSE", "BSD-3-CLAUSE", "BSL-1.0",
-     "CC0-1.0", "HPND", "ISC", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "UNLICENSE", "ZLIB"}
+     "CC0-1.0", "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "UNLICENSE", "ZLIB"}
 )  # fmt: skip
 # Taken although they are not, and why; nothing but the extra that names them needs them.
 _WEIGHTS = (

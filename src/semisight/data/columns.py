@@ -233,6 +233,16 @@ def choose_labelled(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     return torch.cat(chosen).sort().values
 
 
+def choose_labelled_share(labels: Tensor, percent: float, seed: int = 0) -> Tensor:
+    """Positions of `percent` of every class's images, at least one; a larger share holds what a smaller one has."""
+    chosen = []
+    for c in labels[labels >= 0].unique().tolist():
+        members = (labels == c).nonzero().squeeze(1)
+        order = random_order(len(members), seed, Stream.CHOICE, c)
+        chosen.append(members[order[: max(1, round(percent / 100 * len(members)))]])
+    return torch.cat(chosen).sort().values
+
+
 def hide_labels(labels: Tensor, keep: Tensor) -> Tensor:
     """The labels at the positions `keep`, -1 everywhere else: how a semi-supervised set is made from a labelled one."""
     hidden = torch.full_like(labels, -1)

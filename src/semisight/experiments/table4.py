@@ -34,7 +34,7 @@ from torch import Tensor
 from semisight.baselines.alexnet import SMALL, AlexNet
 from semisight.baselines.googlenet import GoogLeNet
 from semisight.data import load
-from semisight.data.columns import hide_labels
+from semisight.data.columns import choose_labelled_share, hide_labels
 from semisight.data.formats.folders import folder_labels
 from semisight.data.formats.imagefolder import part_folders
 from semisight.data.formats.webdataset import find_shards
@@ -49,7 +49,6 @@ from semisight.experiments.table2 import CONSISTENCY, without_the_others
 from semisight.inference.validation import decision_values
 from semisight.model.architecture import Layer, preset
 from semisight.objectives.consistency import Consistency
-from semisight.random import Stream, random_order
 
 TABLE = "table4"
 TOP1, TOP5 = "top-1", "top-5"
@@ -175,12 +174,7 @@ def in_the_order_of(class_names: tuple[str, ...], images: ImageSet) -> ImageSet:
 def with_share(of: Parts, share: int, seed: int) -> Parts:
     """Of the training images of every class `share` percent, at least one, keep their label."""
     labels = labels_of(of.train)
-    kept = []
-    for c in range(len(of.train.class_names)):
-        members = (labels == c).nonzero().squeeze(1)
-        order = random_order(len(members), seed, Stream.CHOICE, c)
-        kept.append(members[order[: max(1, round(share / 100 * len(members)))]])
-    hidden = hide_labels(labels, torch.cat(kept).sort().values)
+    hidden = hide_labels(labels, choose_labelled_share(labels, share, seed))
     return replace(of, train=of.train.with_labels(hidden, of.train.class_names))
 
 
