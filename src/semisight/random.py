@@ -49,6 +49,7 @@ class Stream(Enum):
     TAGS_ASIDE = ("order", 39)
     TAGS_HIDDEN = ("order", 40)
     PHOTOS = ("order", 44)  # test images and labels of the table of photographs
+    UNLABELLED = ("order", 62)  # those that are learned from, where not all are
     REFERENCE = ("order", 61)  # labels that a reference is fitted to, where there are very many
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)

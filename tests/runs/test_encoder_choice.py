@@ -13,7 +13,7 @@ from semisight.errors import UserError
 from semisight.runs import encoder_choice, time_plan
 from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
 from semisight.runs.expected_time import Expected
-from semisight.runs.images import Sets
+from semisight.runs.images import Sets, sets_of
 from semisight.runs.labels import batch_defaults, most_images
 from semisight.runs.references import ON_PIXELS, read_ways
 from semisight.runs.run import load_run
@@ -43,6 +43,14 @@ def colours(tmp_path: Path) -> Path:
     images = np.clip(base[:, None, None] + rng.normal(0, 25, (60, 8, 8, 3)), 0, 255).astype(np.uint8)
     np.savez(tmp_path / "colours.npz", images=images, labels=np.where(np.arange(60) < 18, kind, -1))
     return tmp_path / "colours.npz"
+
+
+def mistaken(colours: Path) -> None:
+    """Features that make a mistake."""
+    found = np.load(colours)
+    images = found["images"].copy()
+    images[0] = images[1]
+    np.savez(colours, images=images, labels=found["labels"])
 
 
 def settings(source: object, **given: object) -> Settings:
@@ -85,11 +93,8 @@ def test_the_lowest_error_is_taken_and_all_are_kept(
     monkeypatch.setattr(encoder_choice, "_from_pixels", scratch_says(error))
     said: list[str] = []
     how = settings(colours, valid_fraction=0.0, max_minutes=0.05)
-    if taken == "scratch":  # features that make a mistake
-        found = np.load(colours)
-        images = found["images"].copy()
-        images[0] = images[1]
-        np.savez(colours, images=images, labels=found["labels"])
+    if taken == "scratch":
+        mistaken(colours)
     train_run(how, tmp_path / "run", resume=False, overwrite=False, say=said.append)
     run = load_run(tmp_path / "run")
     assert (run.backbone is not None) == (taken == "features")
@@ -159,14 +164,47 @@ def test_networks_that_do_not_fit_the_time_are_left_out(monkeypatch: pytest.Monk
     )
 
     def fit(n: int) -> list[str]:
-        return [network.name for network in affordable("abc", lambda name: n, 2, 10.0)[0]]  # 600 s
+        return [network.name for network in affordable("abc", lambda name: n, 2, 10.0, 50)[0]]  # 600 s
 
     assert fit(100) == ["a", "b", "c"]
     assert fit(800) == ["a", "c"]
     assert fit(2900) == ["a"]  # the others would take the time that trying pixels needs
     assert fit(6000) == ["b"]
-    chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0)
+    chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0, 8_000)  # 7,500 of 60,000 fit into 300 s
     assert chosen == [] and "--minutes 81" in lines[0] and "Features of b" in lines[0]
+    chosen, lines = affordable("ab", lambda name: 60_000, 2, 10.0, 1_000)
+    assert [(network.name, network.unlabelled) for network in chosen] == [("b", 6_500)]
+    assert "7,500 images" in lines[0] and "--minutes 81" in lines[0]
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_of_a_large_set_some_unlabelled_images_are_learned_from(
+    error: float, network: str, colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every labelled image stays, and all ways see the same images; a model from pixels then learns from all."""
+    mistaken(colours)
+    monkeypatch.setattr(encoder_choice, "seconds_for_features", lambda name, n, views: n * 10.0)
+    monkeypatch.setattr(encoder_choice, "_from_pixels", scratch_says(error))
+    found = choose_encoder(settings(colours, valid_fraction=0.0, max_minutes=10.0), lambda line: None)
+    assert any("30 images" in line for line in found.lines)
+    assert found.on_features == (error == 1.0)
+    if found.judged is not None:
+        assert found.settings.data.unlabelled == 12
+        labels = found.judged.sets.train.labels
+        assert labels is not None and int((labels >= 0).sum()) == 18 and len(labels) == 30
+    else:
+        assert found.settings.data.unlabelled is None
+
+
+def test_fewer_unlabelled_images_are_drawn_by_the_seed(colours: Path) -> None:
+    whole, some, again, other = (
+        sets_of(dataclasses.replace(settings(colours).data, unlabelled=n), seed)
+        for n, seed in ((None, 0), (20, 0), (20, 0), (20, 1))
+    )
+    assert len(whole.train) - len(some.train) == int((whole.train.labels < 0).sum()) - 20  # type: ignore[operator]
+    assert some.train.names == again.train.names and some.train.names != other.train.names
+    known = [name for name, label in zip(whole.train.names, whole.train.labels.tolist(), strict=True) if label >= 0]  # type: ignore[union-attr]
+    assert set(known) <= set(some.train.names)
 
 
 def test_large_images_come_in_batches_that_memory_has_room_for() -> None:

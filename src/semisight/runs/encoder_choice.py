@@ -1,6 +1,7 @@
 """`--encoder auto`: what the code of an image is made from, as cross-validation on the given labels says.
 
-    features   of each pretrained network that is installed and fits the time: logistic regression, and our model
+    features   of each pretrained network that is installed and fits the time: logistic regression, and our model;
+               of a large set, those of all labelled images and of as many others as there is time for
     scratch    our model from pixels, trained for a share of the time on all labels but those of a fold
 
 All are judged on the same held-out labels; labels that are set aside for measuring are not looked at. The lowest error
@@ -37,7 +38,7 @@ from semisight.runs.on_features import Judged, calibrate, judge
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import Way, few_enough, on_pixels, side_for
 from semisight.runs.settings import DataSettings, Settings
-from semisight.runs.time_plan import fitted_to, minutes_of
+from semisight.runs.time_plan import fitted_to, minutes_of, with_their_labels
 from semisight.setting import fields
 from semisight.training.soft_em import CrossValidated, in_order, label_folds
 
@@ -136,10 +137,12 @@ def best_network() -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """A pretrained network and the seconds that its features take here, of images that the cache does not hold."""
+    """A pretrained network and the seconds that its features take here, of images that the cache does not hold;
+    `unlabelled`: of so many images without a label, None for all."""
 
     name: str
     seconds: float
+    unlabelled: int | None = None
 
 
 def seconds_for_features(name: str, missing: int, views: int) -> float:
@@ -150,28 +153,36 @@ def seconds_for_features(name: str, missing: int, views: int) -> float:
 
 
 def affordable(
-    names: Sequence[str], missing: Callable[[str], int], views: int, minutes: float
+    names: Sequence[str], missing: Callable[[str], int], views: int, minutes: float, labelled: int
 ) -> tuple[list[Network], list[str]]:
-    """The networks whose features fit the time, and why others do not; `missing` counts images that a network has not
-    seen yet."""
+    """The networks whose features fit the time, and what is left out; `missing` counts images that a network has not
+    seen yet, `labelled` those with a label."""
     chosen: list[Network] = []
-    late: list[Network] = []
+    late: list[tuple[Network, int]] = []
     spent = 0.0
     for name in names:
-        network = Network(name, seconds_for_features(name, missing(name), views))
+        n = missing(name)
+        network = Network(name, seconds_for_features(name, n, views))
         share = _FURTHER_SHARE if chosen else _FEATURES_SHARE
         if spent + network.seconds <= share * minutes * 60:
             chosen.append(network)
             spent += network.seconds
         else:
-            late.append(network)
+            late.append((network, n))
     if chosen or not late:
         return chosen, []
-    first = min(late, key=lambda network: network.seconds)
-    wanted = first.seconds / 60 / _FEATURES_SHARE + 1
-    return [], [
-        f"Features of {first.name} would take about {first.seconds / 60:.1f} minutes here, too long beside all else in "
-        f"{minutes:g}: --minutes {wanted:.0f} tries them."
+    first, n = min(late, key=lambda found: found[0].seconds)
+    there_is_time_for = int(n * _FEATURES_SHARE * minutes * 60 / first.seconds)
+    wanted = f"--minutes {first.seconds / 60 / _FEATURES_SHARE + 1:.0f}"
+    if there_is_time_for < labelled:
+        return [], [
+            f"Features of {first.name} would take about {first.seconds / 60:.1f} minutes here, too long beside all "
+            f"else in {minutes:g}: {wanted} tries them."
+        ]
+    some = Network(first.name, first.seconds * there_is_time_for / n, there_is_time_for - labelled)
+    return [some], [
+        f"There is time for the features of {there_is_time_for:,} images: all labelled ones, and some of the others. "
+        f"{wanted} learns from all."
     ]
 
 
@@ -223,12 +234,20 @@ def planned(settings: Settings, images: ImageSet, training: float | None) -> Pla
     if how == "features":
         chosen = [Network(name, seconds_for_features(name, missing(name), data.views)) for name in found]
         return Planned(how, sum(n.seconds for n in chosen) / 60 + judging_minutes(images, data.views), tuple(chosen))
-    chosen, lines = affordable(found, missing, data.views, minutes)
+    chosen, lines = affordable(found, missing, data.views, minutes, _n_labelled(images, data))
     on_features = sum(network.seconds for network in chosen) / 60 + len(chosen) * judging_minutes(images, data.views)
     left = [name for name in found if name not in {network.name for network in chosen}]
     if chosen and left:
         lines.append(f"with more --minutes {' and '.join(left)} would be tried, too.")
     return Planned("auto", min(minutes, on_features + _PROBE_SHARE * minutes), tuple(chosen), tuple(lines))
+
+
+def _n_labelled(images: ImageSet, data: DataSettings) -> int:
+    column = images.columns[LABELS]
+    assert isinstance(column, LabelColumn)
+    if data.labels_per_class is not None:
+        return data.labels_per_class * len(column.class_names)
+    return int(column.present.sum())
 
 
 def judging_minutes(images: ImageSet, views: int) -> float:
@@ -280,13 +299,20 @@ def _only_labels(sets: Sets) -> bool:
 def _tried(
     settings: Settings, pixels: Sets | None, names: list[str], say: Say, progress: Progress | None, started: float
 ) -> Decision:
-    data, seed, minutes = settings.data, settings.train.seed, minutes_of(settings)
+    data, seed, minutes, given = settings.data, settings.train.seed, minutes_of(settings), settings.data.unlabelled
     if pixels is None:
         folder = Path(data.source).expanduser()
         missing = missing_in(folder, walk(folder).names, data)
     else:
         missing = missing_in(pixels.train, None, data)
-    chosen, lines = affordable(names, missing, data.views, minutes)
+    of = with_their_labels(settings) if pixels is None else pixels.train
+    if LABELS not in of.columns:
+        return Decision(resolved(settings, "scratch"))
+    chosen, lines = affordable(names, missing, data.views, minutes, _n_labelled(of, data))
+    if chosen and chosen[0].unlabelled is not None:  # pixels are judged on the same images
+        some = chosen[0].unlabelled if data.unlabelled is None else min(chosen[0].unlabelled, data.unlabelled)
+        settings, data = settings.replace({"unlabelled": some}), dataclasses.replace(data, unlabelled=some)
+        pixels = None if pixels is None else sets_of(data, seed)
     best: Judged | None = None
     ways: list[Way] = []
     for network in chosen:
@@ -325,7 +351,8 @@ def _tried(
     spent = (time.monotonic() - started) / 60
     if scratch is not None:
         name = FROM_PIXELS[scratch[0].model.encoder][0]
-        final = scratch[0].replace({"max_minutes": float(f"{max(minutes - spent, minutes / 4):.3g}")})
+        time_left = float(f"{max(minutes - spent, minutes / 4):.3g}")
+        final = scratch[0].replace({"max_minutes": time_left, "unlabelled": given})  # pixels have time for all
         calibration, error = calibrate(scratch[1])
         fitted = FittedCalibration(calibration, 0, len(scratch[1].labels), error, "cross-validation")
         marked = tuple(dataclasses.replace(way, chosen=way.name == name) for way in ways)

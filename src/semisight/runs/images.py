@@ -99,8 +99,9 @@ def sets_of(data: DataSettings, seed: int, progress: Progress | None = None) -> 
     """The images of a run with what was asked for, parted by the seed."""
     data = all_at_hand(data)
     found = _found(data, seed, progress)
-    if data.backbone is not None and data.captions is None:
+    if data.backbone is not None and data.captions is None and data.unlabelled is None:
         # Before images are parted: files that cannot be read leave the parts as they are when pixels are learned from.
+        # Where only some unlabelled images are learned from, features of the others are not needed.
         found = _Found(_features(found, found.images, data, progress)[0], ready=True)
     images = with_tags(with_labels(found.images, data), data)
     if data.captions is None:
@@ -147,6 +148,8 @@ def _parted(found: "_Found", data: DataSettings, seed: int, progress: Progress |
     for name, only in ((LABELS, data.only_labelled), (CAPTIONS, data.only_captioned)):
         if only and name in images.columns:
             train = train[images.columns[name].present[train]]
+    if data.unlabelled is not None and LABELS in images.columns:
+        train = _with_fewer_others(train, images.columns[LABELS].present[train], data.unlabelled, seed)
     _check(images, train)
     read, places = _read(found, images, torch.cat([train, valid]), data, progress)
     n_train = int((places < len(train)).sum())
@@ -160,6 +163,14 @@ def _parted(found: "_Found", data: DataSettings, seed: int, progress: Progress |
     }
     rest = _stretch(read, n_train, len(read)) if n_train < len(read) else None
     return Sets(_stretch(read, 0, n_train), rest, truth)
+
+
+def _with_fewer_others(positions: Tensor, has: Tensor, most: int, seed: int) -> Tensor:
+    """Of these positions all that `has` marks, and at most so many others; in their order."""
+    others = (~has).nonzero().squeeze(1)
+    kept = has.clone()
+    kept[others[random_order(len(others), seed, Stream.UNLABELLED)[:most]]] = True
+    return positions[kept]
 
 
 def _stretch(images: ImageSet, start: int, stop: int) -> ImageSet:

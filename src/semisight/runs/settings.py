@@ -86,6 +86,13 @@ class DataSettings:
     only_labelled: bool = setting(
         default=False, help="Leave out unlabelled images, to see what they are worth.", panel=_LABELS
     )
+    unlabelled: int | None = setting(
+        default=None,
+        help="Learn from at most so many of the images without a label, drawn at random. Those with one all stay.",
+        panel=_LABELS,
+        shown="all",
+        ge=0,
+    )
     tags: str | None = setting(
         default=None,
         help="Several labels per image: a CSV file with file,label in which a file may stand repeatedly, or with a "

@@ -90,8 +90,12 @@ def _known(settings: Settings, pixels: Sets | None) -> tuple[ImageSet, tuple[int
     if kind_of(data.source) is not Kind.PICTURES:
         return None
     shape = shape_as_is(data, settings.train.seed)
-    if shape is None:
-        return None
+    return None if shape is None else (with_their_labels(settings), shape)
+
+
+def with_their_labels(settings: Settings) -> ImageSet:
+    """The pictures of a folder by their names, with what they carry, without pixels."""
+    data = settings.data
     folder = Path(data.source).expanduser()
     names = walk(folder).names
     names = names if data.limit is None else names[: data.limit]
@@ -99,4 +103,4 @@ def _known(settings: Settings, pixels: Sets | None) -> tuple[ImageSet, tuple[int
     if data.class_per_folder:
         images = images.with_labels(*folder_labels(names, folder))
     images = with_tags(with_labels(images, data), data)
-    return dataclasses.replace(images, notes=()), shape
+    return dataclasses.replace(images, notes=())
