@@ -105,15 +105,11 @@ def test_two_processes_learn_all_targets_as_one_does(tmp_path: Path, one: Path) 
     assert_same(one, tmp_path / "run")
 
 
-@pytest.mark.skipif(
-    "SEMISIGHT_TWO_MACHINES" not in os.environ,
-    reason="torch's store keeps addresses of the attempt before, so a restart may fail: not mended yet",
-)
 def test_a_process_that_dies_ends_the_others_and_torchrun_goes_on_from_the_newest_checkpoint(
     tmp_path: Path, one: Path
 ) -> None:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
-    process = start(tmp_path, tmp_path / "run", launcher=(*torchrun, "--monitor-interval", "5"))
+    process = start(tmp_path, tmp_path / "run", launcher=(*torchrun, "--monitor-interval", "1"))
     try:
         wait_for_step(process, tmp_path / "run", 2)
         os.kill(children(process.pid)[-1], signal.SIGKILL)

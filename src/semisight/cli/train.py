@@ -90,7 +90,8 @@ def train(
         raise UserError("say where the run should be written: semisight train DATA --out RUN.")
     out = out.expanduser()
     prepare_process()
-    former, resume = None, resume or is_restarted(out)
+    restarted, former = is_restarted(out), None
+    resume, overwrite = resume or restarted, overwrite and not restarted  # it has overwritten when it first started
     if resume:
         check_folder(RunFolder(out), resume=resume, overwrite=overwrite)
         former = former_settings(RunFolder(out))

@@ -12,6 +12,7 @@ import torch
 
 from semisight.errors import UserError
 from semisight.training.config import Precision, TrainConfig
+from semisight.training.rendezvous import join
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -130,6 +131,7 @@ def launch(config: TrainConfig) -> "Fabric":
         precision={"32": "32-true", "bf16": "bf16-mixed", "64": "64-true"}[precision],  # type: ignore[arg-type]
     )
     with lost_process_told(world):
+        join(fabric.device)
         fabric.launch()
     return fabric
 
