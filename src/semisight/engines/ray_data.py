@@ -60,6 +60,7 @@ def run_on_ray(
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False  # our own shows images, on stderr
         context.max_errored_blocks = 0
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # plans and progress bars are not for its user
         most = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
         rows = ray.data.from_items([{"part": part} for part in parts], override_num_blocks=len(parts))
         answers = rows.map_batches(
@@ -67,7 +68,6 @@ def run_on_ray(
             fn_constructor_args=(worker, dict(job)),
             batch_size=1,
             num_cpus=_SHARE,
-            scheduling_strategy="SPREAD",
             compute=ray.data.ActorPoolStrategy(size=min(most, len(parts)), max_tasks_in_flight_per_actor=2),
         )
         for row in answers.iter_rows():
@@ -99,4 +99,9 @@ def _connect(ray: Any, address: str | None) -> None:
             address=address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False
         ) if address is None else ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {error}") from error
+        said, cause = str(error), error.__cause__
+        while cause is not None:
+            if isinstance(cause, ray.exceptions.AuthenticationError):
+                said = "it asks for a token. Set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN where this machine has none."
+            cause = cause.__cause__
+        raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {said}") from error
