@@ -96,6 +96,7 @@ def test_all_runs_every_row_of_every_table_and_figure(smoke: Path) -> None:
     for module in (
         command.table1,
         command.table2,
+        command.table3_photos,
         command.table4,
         command.image_model,
         command.suggest,

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from semisight.experiments import results, status, table1, table2, table4
+from semisight.experiments import caption_rows, results, status, table1, table2, table3_photos, table4
 from semisight.experiments.status import HEAD, lines, published
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,7 @@ def test_the_rows_that_stand_for_a_method_exist() -> None:
     known = {
         "table1": {f"{name}/{row}" for name in ("mnist", "cifar-10", "caltech101") for row in table1.ROWS},
         "table2": set(table2.ROWS),
+        "table3_photos": {f"flickr8k/{row}" for row in table3_photos.ROWS},
         "table4": {f"tiny-imagenet/{row}" for row in table4.ROWS},
     }
     for one in published():
@@ -60,6 +61,14 @@ def test_the_rows_that_stand_for_a_method_exist() -> None:
             file, _, of_file = name.partition(":")
             assert of_file in known.get(file, {of_file}), name
             assert len(one.metrics) >= len(one.figures)
+
+
+def test_every_system_of_table_3_has_a_row_on_photographs() -> None:
+    named = {name.partition("/")[2] for one in published() for name in one.rows if name.startswith("table3_photos:")}
+    assert named >= {"two-step", "joint", "without-bound", *caption_rows.BASELINES}
+    printed = {one.method: one.figures for one in published() if one.on == "Flickr8k"}
+    for row, method in (("show-and-tell-lite2", "VggNet+RNN"), ("attributes", "Attributes-CNN+RNN")):
+        assert caption_rows.BASELINES[row].paper == printed[method]  # one figure, one place of the paper
 
 
 def test_the_page_is_that_of_the_results() -> None:

@@ -15,6 +15,9 @@ the settings are those of an earlier prototype, not searched here. All numbers a
     joint-10, joint-50    joint, from 10 % and 50 % of the images with all their captions, and no others
     joint-10-images, ...  the same captions, the other images uncaptioned
     without-bound         joint without the bound of the images: the captions alone
+    without-bound-10, -50 the same from 10 % and 50 % of the images with all their captions, and no others
+    show-and-tell-lite2, show-and-tell-lite0, soft-attention, hard-attention, attributes, dmsm
+                          the other systems of the paper's table (caption_rows.py)
 
 Everything is what `semisight train --captions ... --backbone efficientnet-lite2` does (runs/captions.py), but for the
 vocabulary: that of all training captions in every row. `R@1`, `R@5`, `R@10`: percent of the images' first captions for
@@ -35,9 +38,11 @@ from semisight.data.builtin.scenes import read_scenes
 from semisight.data.image_set import ImageSet, split
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
-from semisight.experiments import results
+from semisight.experiments import caption_rows, results
+from semisight.experiments.caption_rows import BASELINES
 from semisight.experiments.table import Cell, Measured, Request, fill, fit
-from semisight.experiments.table3 import METRICS, PAPER, REPORT, SHARES, captions_of
+from semisight.experiments.table3 import METRICS, PAPER, REPORT, captions_of
+from semisight.experiments.table3 import SHARES as JOINT_SHARES
 from semisight.inference.captions import CaptionReader, caption_perplexity, write_captions
 from semisight.inference.search import WordSearch, recall
 from semisight.inference.validation import caption_terms
@@ -59,8 +64,9 @@ from semisight.training.trainer import Trainer
 
 TABLE = "table3_photos"
 BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", 1, 500, 300
-LEARNED = ("two-step", "joint", "joint-grid", *SHARES, "without-bound")
-ROWS = ("nearest", *LEARNED)
+SHARES = {**JOINT_SHARES, "without-bound-10": 10, "without-bound-50": 50}  # percent
+LEARNED = ("two-step", "joint", "joint-grid", "without-bound", *SHARES)
+ROWS = ("nearest", *LEARNED, *BASELINES)
 HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
 PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
 REPORT_SHARE = 0.15  # of a row's minutes
@@ -81,7 +87,7 @@ class Sets:
         return Vocabulary.from_captions(texts, 1 if self.smoke else MIN_COUNT)
 
 
-def sets(request: Request, seed: int, grid: bool) -> Sets:
+def sets(request: Request, seed: int, grid: bool, backbone: str = BACKBONE) -> Sets:
     """At smoke size scenes stand in, their pixels for features."""
     if request.smoke:
         scenes = read_scenes(60, 16, seed)
@@ -93,7 +99,7 @@ def sets(request: Request, seed: int, grid: bool) -> Sets:
         return Sets(train, pick, report, smoke=True)
     folder = Path(request.source())
     data = DataSettings(source=str(folder / "Images"), captions=str(folder / "dataset_flickr8k.json"), split="train",
-                        backbone=BACKBONE, views=1 if grid else VIEWS, grid=grid, use_labels=False,
+                        backbone=backbone, views=1 if grid else VIEWS, grid=grid, use_labels=False,
                         valid_fraction=N_PICK / 6000)  # fmt: skip
     learned = sets_of(data, seed)
     report = sets_of(replace(data, split="val", valid_fraction=0.0), seed).train
@@ -103,16 +109,24 @@ def sets(request: Request, seed: int, grid: bool) -> Sets:
 
 def run(request: Request) -> list[results.Row]:
     """Every row that the results file does not hold yet, one after the other; each is added once it is measured."""
-    kept: dict[tuple[int, bool], Sets] = {}
+    kept: dict[tuple[int, bool, str], Sets] = {}
     name = "smoke" if request.smoke else "flickr8k"
 
     def cell(row: str, seed: int) -> Cell:
-        needed = (*METRICS, *(("perplexity", "R@1") if row in LEARNED else ()))
-        return Cell(f"{name}/{row}", seed, needed, str(SHARES.get(row, 100)), PAPER.get(row, {}))
+        perplexity, found = ["perplexity"][: row != "nearest"], ["R@1"][: row in LEARNED]
+        printed = PAPER.get(row, {})
+        if row in BASELINES:
+            printed = dict(zip((*METRICS[:4], "perplexity"), BASELINES[row].paper, strict=False))
+        return Cell(f"{name}/{row}", seed, (*METRICS, *perplexity, *found), str(SHARES.get(row, 100)), printed)
 
     def measured(cell: Cell, place: Path) -> Measured:
         kind = cell.row.split("/")[1]
-        key = (cell.seed, kind == "joint-grid")
+        baseline = BASELINES.get(kind)
+        key = (
+            cell.seed,
+            baseline.grid if baseline else kind == "joint-grid",
+            baseline.backbone if baseline else BACKBONE,
+        )
         if key not in kept:
             kept.clear()
             kept[key] = sets(request, *key)
@@ -127,6 +141,10 @@ def measure(kind: str, of: Sets, seed: int, place: Path, request: Request) -> Me
     if kind == "nearest":
         return Measured(scores(nearest(of), of, request))
     vocabulary = of.vocabulary
+    if kind in BASELINES:
+        minutes = request.minutes * (1 - REPORT_SHARE)
+        system, before = caption_rows.learn(kind, of.train, of.pick, vocabulary, seed, place, request, minutes)
+        return Measured(scores(system.captions(of.report), of, request, system.perplexity(of.report)), before)
     model, head, before = learn(kind, of, vocabulary, seed, place, request)
     search = replace(REPORT, n_codes=2) if request.smoke else REPORT
     found = write_captions(model, CaptionReader(head, vocabulary), of.report, search)
@@ -230,7 +248,7 @@ def compose(
     frozen = kind == "two-step"
     target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10))
     rho = {"captions": share_of_batch(encoded.present, plan)}
-    return Joint(model, [target], frozen=frozen, with_bound=kind != "without-bound", rho=rho)
+    return Joint(model, [target], frozen=frozen, with_bound=not kind.startswith("without-bound"), rho=rho)
 
 
 @torch.no_grad()

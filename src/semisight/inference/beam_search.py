@@ -16,15 +16,31 @@ So every sentence found by searching ends, and its log-probability is exact.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
+from semisight.model.heads.captions import END, PADDING, words_per_caption
 
 ROWS = 2048  # hidden states advanced at a time: enough for full speed, few enough for tens of megabytes
 MAX_WORDS = 30
+
+
+class WordByWord(Protocol):
+    """What is asked of a model of sentences, such as `CaptionHead`. A state has `at(index)`, its rows at positions of
+    the first axis; codes may have further axes."""
+
+    def start(self, s: Tensor, /) -> Any: ...
+
+    def log_words(self, state: Any, /) -> Tensor: ...
+
+    def inputs(self) -> Tensor: ...
+
+    def advance(self, inputs: Tensor, state: Any, /) -> Any: ...
+
+    def log_prob(self, captions: Tensor, s: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class Sentences:
 
 @torch.no_grad()
 def beam_search(
-    head: CaptionHead,
+    head: WordByWord,
     codes: Tensor,
     *,
     beam: int = 5,
@@ -67,7 +83,7 @@ def beam_search(
 
 @torch.no_grad()
 def sample(
-    head: CaptionHead,
+    head: WordByWord,
     codes: Tensor,
     generator: torch.Generator,
     *,
@@ -111,7 +127,7 @@ def sample(
 
 
 def mixture_log_prob(
-    head: CaptionHead, captions: Tensor, codes: Tensor, owners: Tensor | None = None, *, rows: int = ROWS
+    head: WordByWord, captions: Tensor, codes: Tensor, owners: Tensor | None = None, *, rows: int = ROWS
 ) -> Tensor:
     """[M]: log p(Y | X) of captions int64 [M, T], zero for a missing one; caption m belongs to image owners[m].
 
@@ -138,7 +154,7 @@ class _Search:
 
     def __init__(
         self,
-        head: CaptionHead,
+        head: WordByWord,
         beam: int,
         n_best: int,
         max_words: int,
@@ -162,7 +178,7 @@ class _Search:
         state = self.head.start(codes.transpose(0, 1))
         log_weight = codes.new_zeros(B, n_codes)
         for t in range(self.max_words + 1):
-            p = self.head.words(state.h).softmax(-1)  # [R, N_s, V]
+            p = self.head.log_words(state).exp()  # [R, N_s, V]
             scale = log_weight.max(1, keepdim=True).values
             mixed = torch.bmm((log_weight - scale).exp()[:, None], p).squeeze(1).log_()  # [R, V]
             mixed += scale - math.log(n_codes)
