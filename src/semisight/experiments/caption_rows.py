@@ -199,7 +199,7 @@ def caption_score(captioner: Captioner, vocabulary: Vocabulary, images: ImageSet
     return {"CIDEr": cider(found, references_of(images)[: len(some)]).value}
 
 
-def references_of(images: ImageSet) -> list[list[list[str]]]:
+def references_of(images: ImageSet) -> list[list[tuple[str, ...]]]:
     return [[tokenize(caption) for caption in captions] for captions in captions_of(images)]
 
 
