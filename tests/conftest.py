@@ -2,14 +2,20 @@
 
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # Before torch is imported, and inherited by the processes that tests start.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
+# Processes that tests start find what they import compiled, also where the surroundings forbid to keep it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 
 from tests.cli.commands import TINY, ok
@@ -33,12 +39,23 @@ def data_root() -> Path:
     return root
 
 
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that `make` fills, by whichever of the processes that share the tests comes first."""
+    root = factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared" / name
+    folder.parent.mkdir(exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.with_suffix(".made").exists():
+            make(folder)
+            folder.with_suffix(".made").touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One tiny run of images alone; those that change it copy it first."""
-    folder = tmp_path_factory.mktemp("app") / "run"
-    ok("train", *TINY, "--out", folder, "--epochs", "2", "--average", "0.9")
-    return folder
+    train = ("train", *TINY, "--epochs", "2", "--average", "0.9", "--out")
+    return once(tmp_path_factory, "run", lambda folder: ok(*train, folder))
 
 
 @pytest.fixture
@@ -49,10 +66,9 @@ def own_run(shared_run: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run that learned digits from three labels of each; not to be changed."""
-    folder = tmp_path_factory.mktemp("labelled") / "run"
     options = ("--limit", "300", "--labels-per-class", "3", "--batch-size", "96", "--epochs", "12", "--seed", "1")
-    ok("train", "builtin:digits", *options, "--out", folder, "--no-report")
-    return folder
+    train = ("train", "builtin:digits", *options, "--no-report", "--out")
+    return once(tmp_path_factory, "labelled", lambda folder: ok(*train, folder))
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +77,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from semisight.experiments.reproduce import everything
     from semisight.experiments.table import Request
 
-    folder = tmp_path_factory.mktemp("reproduce") / "smoke"
-    everything(Request(None, folder, smoke=True, progress=False))
-    return folder
+    return once(
+        tmp_path_factory, "smoke", lambda folder: everything(Request(None, folder, smoke=True, progress=False))
+    )

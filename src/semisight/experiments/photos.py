@@ -137,7 +137,7 @@ def run(request: Request) -> list[results.Row]:
 def photos_of(request: Request) -> tuple[Callable[[], Photos], str]:
     """Read when the first cell is measured; at smoke size digits stand in, their pixels for features."""
     if request.smoke:
-        data = DataSettings(source="builtin:digits", valid_fraction=0.0)
+        data = DataSettings(source="builtin:digits", valid_fraction=0.0, limit=700)
         digits = sets_of(data, 0).train
         rows = digits.batch(torch.arange(len(digits))).flatten(1)[..., None, None]
         view = (rows + 0.05 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))).clamp_min(0)

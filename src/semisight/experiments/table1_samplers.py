@@ -104,7 +104,7 @@ GIBBS = {
     "cifar-10": Sampled(
         images=500, burn_in=3, n_samples=4, options=RARELY_ABOVE, test_images=200, valid_images=50, start_epochs=3
     ),
-    "smoke": Sampled(images=60, burn_in=2, n_samples=2, test_images=20, valid_images=20, start_epochs=1),
+    "smoke": Sampled(60, 2, 2, test_images=20, valid_images=20, test_burn_in=2, test_sweeps=1, start_epochs=1),
 }
 EM = {
     "mnist": Maximised(images=50_000, iterations=4),
@@ -168,7 +168,8 @@ def measure_gibbs(setting: Sampled, of: Parts, seed: int, place: Path, request: 
     chain = GibbsChain(model.decoder, x, config, y, head, begun.latents)
     with watching(chain, config.n_sweeps, saved, begun, request) as (told, before):
         samples = chain.run(lambda sweep: told(sweep.alpha0, sweep.mean_square), saved, save_every=5)
-    first = InferenceConfig(setting.test_burn_in, setting.test_sweeps, seed, setting.options, anneal=ANNEAL)
+    rises = min(ANNEAL, setting.test_burn_in)
+    first = InferenceConfig(setting.test_burn_in, setting.test_sweeps, seed, setting.options, anneal=rises)
     then = replace(first, burn_in=0, anneal=0)
 
     def decide(drawn: ParameterSamples, images: Tensor, shown: Shown) -> Tensor:

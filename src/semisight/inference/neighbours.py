@@ -1,17 +1,16 @@
 """Which images are like a given one: by the angle between centred codes, as the graph of codes measures it.
 
-The search is scikit-learn's, exact: one product of matrices. Up to hundreds of thousands of codes an index that
-approximates it takes longer to build than all the questions of a page or a session (docs/experiments.md).
+The search is exact: one product of matrices. Up to hundreds of thousands of codes an index that approximates it takes
+longer to build than all the questions of a page or a session (docs/experiments.md).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch.nn.functional as F
-from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
+
+_AT_ONCE = 500  # codes that are compared with all others
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,17 @@ class Neighbours:
     def __init__(self, codes: Tensor, names: Sequence[str], centre: Tensor | None = None) -> None:
         self._centre = codes.mean(0) if centre is None else centre
         self._names = tuple(names)
-        # on unit vectors the nearest by distance are the nearest by angle, and nothing is scaled anew for a question
-        self._search = NearestNeighbors(metric="euclidean", algorithm="brute").fit(self._directions(codes))
-
-    def _directions(self, codes: Tensor) -> npt.NDArray[np.float32]:
-        return F.normalize(codes.float() - self._centre, dim=1).numpy()
+        self._directions = F.normalize(codes.float() - self._centre, dim=1)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def nearest(self, codes: Tensor, k: int) -> list[tuple[Neighbour, ...]]:
         """For each of the codes [B, J] the k nearest images, the nearest first."""
-        distances, places = self._search.kneighbors(self._directions(codes), min(k, len(self)))
-        similar = 1 - np.square(distances) / 2
+        asked = F.normalize(codes.float() - self._centre, dim=1)
+        found = [(part @ self._directions.T).topk(min(k, len(self))) for part in asked.split(_AT_ONCE)]
         return [
-            tuple(Neighbour(self._names[i], round(float(s), 4), int(i)) for s, i in zip(row, at, strict=True))
-            for row, at in zip(similar, places, strict=True)
+            tuple(Neighbour(self._names[i], round(s, 4), i) for s, i in zip(row, at, strict=True))
+            for part in found
+            for row, at in zip(part.values.tolist(), part.indices.tolist(), strict=True)
         ]

@@ -65,6 +65,7 @@ def train_run(
     folder = RunFolder(path)
     if is_first_process():
         check_folder(folder, resume=resume, overwrite=overwrite)
+    choose_device(settings.train.device)  # one that is not there is told now, not once the images are read
     started = time.monotonic()
     decision = Decision(settings)
     if not resume:
