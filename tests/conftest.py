@@ -77,6 +77,4 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from semisight.experiments.reproduce import everything
     from semisight.experiments.table import Request
 
-    return once(
-        tmp_path_factory, "smoke", lambda folder: everything(Request(None, folder, smoke=True, progress=False))
-    )
+    return once(tmp_path_factory, "smoke", lambda folder: everything(Request(None, folder, smoke=True, progress=False)))
