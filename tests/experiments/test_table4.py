@@ -49,7 +49,7 @@ def measured(tmp_path: Path) -> Path:
 
 def test_figures_are_drawn_from_the_rows(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[Any, ...]] = []
-    pyplot = figures._pyplot()
+    pyplot = figures.pyplot()
     original = pyplot.Axes.errorbar
 
     def errorbar(panel: Any, shares: Any, means: Any, **how: Any) -> Any:

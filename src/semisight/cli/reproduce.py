@@ -13,7 +13,8 @@ def reproduce(
         str,
         typer.Argument(
             help="image-model, table1, table2, table3, table3-photos, table4, suggest or photos; figure1 or figure3 "
-            "(drawn from table4); status (what is measured); all (with --smoke).",
+            "(drawn from table4), figure2 (captions of pictures, with --run); status (what is measured); "
+            "all (with --smoke).",
             show_default=False,
         ),
     ],
@@ -39,6 +40,9 @@ def reproduce(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     size: Annotated[int | None, typer.Option(min=8, help="Of table4's images, in pixels.", show_default="64")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Of figure2: a run that learned captions.", show_default=False)
+    ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -56,6 +60,8 @@ def reproduce(
         semisight reproduce table2 --data mnist/ --rows consistency,local --n 10,60 --splits 0,1
 
         semisight reproduce table1 --compare mnist/vae,mnist/vae-d
+
+        semisight reproduce figure2 --run runs/captions --data photos/
 
         semisight reproduce status
     """
@@ -81,7 +87,9 @@ def reproduce(
         return
     wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()
     per_class = numbers(n, "--n") if n is not None else (10,) if smoke else DEFAULT_N.get(table, (10,))
-    request = Request(data, out, wanted, per_class, numbers(splits, "--splits"), minutes, smoke, threads, size=size)
+    request = Request(
+        data, out, wanted, per_class, numbers(splits, "--splits"), minutes, smoke, threads, size=size, run=run
+    )
     if compare is not None:
         say(compared(table, request, compare))
         return

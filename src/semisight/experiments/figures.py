@@ -27,14 +27,14 @@ FIGURES: dict[str, tuple[str, ...]] = {"figure1": ("alexnet", "googlenet", "bsvm
 
 def draw(name: str, request: Request) -> Path:
     """The picture, beside the results file of Table 4; at smoke size that is measured first."""
-    pyplot = _pyplot()
+    plots = pyplot()
     out = request.file(table4.TABLE)
     if request.smoke:
         table4.run(request)
     curves = curves_of(results.summaries(results.read(out)), FIGURES[name])
     if not curves:
         raise UserError(f"{out} has no rows of Table 4 to draw: measure them first (semisight reproduce table4 ...).")
-    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    figure, panels = plots.subplots(1, 2, figsize=(9, 3.6), sharex=True)
     for panel, metric in zip(panels, (table4.TOP1, table4.TOP5), strict=True):
         for row, cells in curves.items():
             points = sorted((float(cell.N), cell.mean, cell.spread or 0.0) for cell in cells if cell.metric == metric)
@@ -48,7 +48,7 @@ def draw(name: str, request: Request) -> Path:
     picture = out.with_name(f"{name}.png")
     figure.tight_layout()
     figure.savefig(picture, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
+    plots.close(figure)
     return picture
 
 
@@ -63,12 +63,12 @@ def curves_of(cells: Sequence[Summary], rows: Sequence[str]) -> dict[str, list[S
     return found
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
         raise UserError("figures are drawn by matplotlib: pip install 'semisight[figures]'.") from error
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    import matplotlib.pyplot
 
-    return pyplot
+    return matplotlib.pyplot

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from semisight.errors import UserError
 from semisight.experiments import (
+    figure2,
     figures,
     image_model,
     photos,
@@ -33,9 +34,8 @@ EXPERIMENTS: dict[str, Callable[[Request], list[Row]]] = {
 }
 
 FIGURES: dict[str, Callable[[Request], Path]] = {
-    name: lambda request, name=name: figures.draw(name, request)  # type: ignore[misc]
-    for name in figures.FIGURES
-}
+    name: lambda request, name=name: figures.draw(name, request) for name in figures.FIGURES
+} | {figure2.FIGURE: figure2.draw}
 ALL, STATUS = "all", "status"
 DEFAULT_N = {"table4": table4.SHARES}  # where it is not labels per class
 

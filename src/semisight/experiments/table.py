@@ -35,6 +35,7 @@ class Request:
     progress: bool = True
     cache: Path | None = None  # of scaled images
     size: int | None = None  # of images, in pixels, where a table has no size of its own
+    run: Path | None = None  # that figure 2 asks for captions
 
     def file(self, table: str) -> Path:
         return self.out or Path("results") / f"{table}.csv"
