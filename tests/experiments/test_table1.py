@@ -10,7 +10,7 @@ from PIL import Image
 
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.experiments import label_rows, results, table1, table1_caltech, table1_samplers
+from semisight.experiments import label_rows, results, table1, table1_caltech, table1_chains, table1_samplers
 from semisight.experiments.label_rows import Parts
 from semisight.experiments.table import Request
 from semisight.random import Stream
@@ -31,20 +31,23 @@ def whole(smoke: Path) -> tuple[Path, list[results.Row]]:
 @pytest.mark.timeout(600)
 def test_every_row_at_smoke_size(whole: tuple[Path, list[results.Row]]) -> None:
     (out, added), rows = whole, table1.ROWS
-    samplers = ("gibbs", "mcem", "mcem-longer")
+    samplers, chains = ("gibbs", "mcem", "mcem-longer"), "gibbs-chains"
     assert {row.row for row in added} == {f"smoke/{row}" for row in rows}
     by = {(row.row.removeprefix("smoke/"), row.metric): row for row in added}
     assert len(by) == len(added)
     for row in rows:
         assert 0 <= by[row, "error"].value <= 100
         assert row in table1.PRETRAINED or by[row, "ms"].value > 0
-        assert ("60" if row in samplers else "300") == by[row, "error"].N
+        assert ("60" if row in (*samplers, chains) else "300") == by[row, "error"].N
     for row in samplers:
         assert by[row, "test_images"].value == 20
         assert by[row, "times_vae"].value > 0
         assert 0 <= by[row, "valid_half"].value <= 100 and 0 <= by[row, "valid_end"].value <= 100
+    assert by[chains, "draws"].value == 8 and by[chains, "test_images"].value == 20
+    assert by[chains, "r_hat"].value >= by[chains, "r_hat_alpha0"].value > 0 < by[chains, "effective_draws"].value
+    assert 0 <= by[chains, "error_mean_s"].value <= 100
     assert by["vae-pretrained", "error"].value < 40  # five labels of each digit
-    for row in (row for row in rows if row not in (*samplers, *table1.PRETRAINED)):
+    for row in (row for row in rows if row not in (*samplers, chains, *table1.PRETRAINED)):
         assert 0 <= by[row, "valid_error"].value <= 100 and by[row, "nats"].value > 0
     assert by["vae-d-two-step", "nats"].value < 0.9 * math.log(10)  # 300 labels tell more than chance does
     # sampled pooling averages over 50 passes (test_protocol.py counts them; times are a busy machine's)
@@ -68,6 +71,37 @@ def test_a_chain_out_of_time_goes_on_where_it_was(
         (r.metric, r.value) for r in expected if r.metric == "error"
     ]
     assert not saved.parent.exists()
+
+
+@pytest.mark.timeout(600)
+def test_chains_out_of_time_go_on_where_they_were(whole: tuple[Path, list[results.Row]], tmp_path: Path) -> None:
+    def values(rows: list[results.Row]) -> dict[str, float]:
+        return {r.metric: r.value for r in rows if r.row == "smoke/gibbs-chains" and r.metric != "ms"}
+
+    parts, place = tmp_path / "parts.csv", tmp_path / "parts-unfinished" / "smoke-gibbs-chains-60-0"
+    assert measured(parts, ["gibbs-chains"], minutes=1e-9) == []
+    assert (place / "chain-0.safetensors").exists() and not (place / "chain-1.safetensors").exists()
+    assert measured(parts, ["gibbs-chains"])
+    assert values(results.read(parts)) == values(whole[1])
+    assert not place.parent.exists()
+
+
+def test_what_is_said_of_several_chains() -> None:
+    """All chains and samples are averaged; the quantity that mixes worst is told."""
+    generator, labels = torch.Generator().manual_seed(0), torch.tensor([0, 1])
+    right, wrong = 3.0 * torch.eye(2), 1.0 - torch.eye(2)
+
+    def told(decisions: torch.Tensor, apart: float) -> table1_chains.Told:
+        noise = torch.randn(40, 2, 2, generator=generator)
+        valid = noise + apart * torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+        drawn = decisions + 0.01 * noise
+        return table1_chains.Told(torch.randn(40, generator=generator), valid, drawn, wrong.expand(40, 2, 2), 1.0)
+
+    agree = table1_chains.summary([told(right, 0.0), told(wrong, 0.0)], labels)
+    assert agree["error"] == 0.0 and agree["error_mean_s"] == 100.0  # 3 - 1 in favour of what is right
+    assert agree["draws"] == 80 and agree["ms"] == 2.0 and agree["r_hat"] < 1.2
+    apart = table1_chains.summary([told(right, 0.0), told(right, 5.0)], labels)
+    assert apart["r_hat"] > 2 > 1.2 > apart["r_hat_alpha0"] and apart["effective_draws"] < agree["effective_draws"] / 4
 
 
 def test_rest_is_told_from_the_same_images() -> None:

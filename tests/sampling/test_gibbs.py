@@ -294,3 +294,25 @@ def test_bad_input_is_refused_with_a_reason() -> None:
         samples.load(0, decoder, head)
     with pytest.raises(UserError, match="no samples of the parameters"):
         gibbs_decisions(ParameterSamples({}, {}), decoder, head, images, InferenceConfig(0, 1))
+
+
+def test_running_means_of_codes_are_of_the_kept_samples_and_survive_a_resumption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, codes = labelled_chain(), []
+    keep = GibbsChain.keep
+
+    def noted(chain: GibbsChain) -> None:
+        codes.append(chain.latents.codes.clone())
+        keep(chain)
+
+    monkeypatch.setattr(GibbsChain, "keep", noted)
+    whole.run()
+    assert len(codes) == 3 and torch.allclose(whole.mean_codes, torch.stack(codes).mean(0), atol=1e-9)
+    first = labelled_chain()
+    stop_after(first, 5)
+    first.save(tmp_path / "chain.safetensors")
+    second = labelled_chain()
+    second.resume(tmp_path / "chain.safetensors")
+    second.run()
+    assert torch.equal(second.mean_codes, whole.mean_codes)

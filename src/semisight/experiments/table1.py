@@ -16,6 +16,8 @@ on validation images: it tells models apart that err on as many images.
 
     row                what it is                                               paper: MNIST       CIFAR-10
     gibbs              the full posterior by sampling, Bayesian SVM inside      0.37, 3.1 ms       8.21, 10.4 ms
+    gibbs-chains       several chains on few images in which every conditional
+                       moves, with R-hat (table1_chains.py)
     mcem               Monte Carlo EM, at test the MAP of the top map           0.45, 0.8 ms       9.04, 1.1 ms
     mcem-longer        the same with twice the passes
     vae-d              as vae, with deterministic pooling and unpooling,        0.42, 0.007 ms     10.74, 0.02 ms
@@ -67,6 +69,7 @@ from semisight.experiments import results, table1_caltech
 from semisight.experiments.label_rows import DEEP, LabelRow, Parts, compose, image_model, labels_of, train
 from semisight.experiments.table import Cell, Measured, Request, fill
 from semisight.experiments.table1_caltech import PRETRAINED
+from semisight.experiments.table1_chains import CHAINS, measure_chains
 from semisight.experiments.table1_samplers import (
     EM,
     EM_LONGER,
@@ -164,7 +167,7 @@ LEARNED = {
 MAXIMISED = {"mcem": EM, "mcem-longer": EM_LONGER}
 TWO_STEP: Mapping[str, Pooling] = {"vae-d-two-step": "max", "vae-two-step": "expected"}
 TWO_STEP_EPOCHS = {"mnist": 10, "cifar-10": 3, "smoke": 1}
-ROWS = ("gibbs", *MAXIMISED, *LEARNED, *TWO_STEP, *PRETRAINED)
+ROWS = ("gibbs", "gibbs-chains", *MAXIMISED, *LEARNED, *TWO_STEP, *PRETRAINED)
 
 
 def run(request: Request) -> list[results.Row]:
@@ -201,6 +204,8 @@ def images_of(row: str, name: str, of: Parts) -> int:
     """How many images a row learns from."""
     if row == "gibbs":
         return min(GIBBS[name].images, len(of.train))
+    if row == "gibbs-chains":
+        return min(CHAINS[name].each.images, len(of.train))
     if row in MAXIMISED:
         return min(MAXIMISED[row][name].images, len(of.train))
     return len(of.train) + (len(of.valid) if row in PRETRAINED and name == table1_caltech.NAME else 0)
@@ -211,6 +216,8 @@ def measure(cell: Cell, place: Path, name: str, of: Parts, request: Request) -> 
     row, seed = cell.row.removeprefix(f"{name}/"), cell.seed
     if row == "gibbs":
         return measure_gibbs(GIBBS[name], of, seed, place, request)
+    if row == "gibbs-chains":
+        return measure_chains(CHAINS[name], of, seed, place, request)
     if row in MAXIMISED:
         return measure_mcem(MAXIMISED[row][name], of, seed, place, request)
     if row in TWO_STEP:

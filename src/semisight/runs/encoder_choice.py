@@ -317,6 +317,7 @@ def _tried(
     ways: list[Way] = []
     for network in chosen:
         found = dataclasses.replace(data, backbone=network.name)
+        say(f"Trying {network.name}: features, then cross-validation on the given labels")
         read = sets_of(found, seed, progress) if pixels is None else _with_features(pixels, found, progress)
         if not _only_labels(read):
             return Decision(resolved(settings, "scratch"))

@@ -19,7 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from semisight.errors import UserError
+from semisight.model.posterior import flat_code
 from semisight.sampling.chain import Chain, check_counts
 from semisight.sampling.dictionaries import Completed
 from semisight.sampling.latents import (
@@ -74,6 +78,16 @@ class GibbsChain(Chain):
 
     def _begin(self) -> None:
         self.lam = self.draw_lambda(slice(None), self.latents.codes)
+        self._sum_of_s = torch.zeros_like(self.latents.s)  # over the kept samples
+
+    def keep(self) -> None:
+        super().keep()
+        self._sum_of_s += self.latents.s
+
+    @property
+    def mean_codes(self) -> Tensor:
+        """The running mean of every image's code over the kept samples, [N, J]."""
+        return flat_code(self._sum_of_s / max(1, len(self.kept)))
 
     def sweep(self) -> float:
         """Every variable once; returns the mean square of the residual."""
@@ -115,13 +129,15 @@ class GibbsChain(Chain):
 
     def save(self, path: str | Path) -> None:
         """Everything the chain is, in one file."""
-        self._write(path, {} if self.lam is None else {"lambda": self.lam})
+        self._write(path, {"sum_of_s": self._sum_of_s, **({} if self.lam is None else {"lambda": self.lam})})
 
     def resume(self, path: str | Path) -> None:
         """Goes back to where a chain with the same data and settings was saved; it goes on bit for bit."""
         tensors = self._read(path)
         if self.lam is not None:
             self.lam = tensors["lambda"].to(self.x.device)
+        if "sum_of_s" in tensors:  # chains that were saved before means were kept have none
+            self._sum_of_s = tensors["sum_of_s"].to(self.x.device)
 
     def _settings(self) -> dict[str, Any]:
         """How many samples are wanted may change."""

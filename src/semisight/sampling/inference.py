@@ -8,7 +8,7 @@ may go on from where they were (`gibbs_decisions` with `then`), which costs a sm
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -117,15 +117,30 @@ def gibbs_decisions(
         raise UserError("there are no samples of the parameters to average over")
     decoder, head = copy.deepcopy(decoder), copy.deepcopy(head)
     total = images.new_zeros(len(images), head.n_classes)
+    for number, codes in enumerate(mean_codes_of_each(samples, decoder, images, config, then)):
+        samples.load(number, decoder, head)
+        total = total + head.decision(codes)
+        if progress is not None:
+            progress(number + 1, len(samples))
+    return total / len(samples)
+
+
+@torch.no_grad()
+def mean_codes_of_each(
+    samples: ParameterSamples,
+    decoder: Decoder,
+    images: Tensor,
+    config: InferenceConfig,
+    then: InferenceConfig | None = None,
+) -> Iterator[Tensor]:
+    """E[s | X] of every image under each sample of the parameters in turn, [N, J]; as `gibbs_decisions` takes them."""
+    decoder = copy.deepcopy(decoder)
     last: Latents | None = None
     for number in range(len(samples)):
-        samples.load(number, decoder, head)
+        samples.load(number, decoder)
         if last is None or then is None:
             moments = infer_latents(decoder, images, config)
         else:
             moments = infer_latents(decoder, images, replace(then, seed=then.seed + number), last)
         last = moments.last
-        total = total + head.decision(moments.mean)
-        if progress is not None:
-            progress(number + 1, len(samples))
-    return total / len(samples)
+        yield moments.mean
