@@ -130,8 +130,8 @@ def _one(setting: Sampled, of: Parts, seed: int, number: int, place: Path, reque
     drawn: list[list[Tensor]] = [[], []]
     for sample in range(len(samples)):
         samples.load(sample, decoder, head)
-        for part, of_part in zip(drawn, codes, strict=True):
-            part.append(head.decision(of_part[sample]).detach())
+        for decided, of_part in zip(drawn, codes, strict=True):
+            decided.append(head.decision(of_part[sample]).detach())
     maximise_beta(head, y, chain.mean_codes, torch.ones(len(y)), own)
     by_means = torch.stack([head.decision(code).detach() for code in codes[1]])
     return Told(samples.decoder["log_alpha0"], torch.stack(drawn[0]), torch.stack(drawn[1]), by_means, ms), before
