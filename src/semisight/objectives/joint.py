@@ -130,13 +130,10 @@ class Joint(nn.Module):
             x, posterior, decoded = self.infer(batch.images, generator, rows)
             bound = image_bound(x, posterior, decoded, self.model.decoder)
             return Step(-bound.value.mean(), self._terms(bound))
-        if self.frozen:
-            side, prior, terms = self._side(batch, self._frozen_code(batch, generator, rows), generator, rows)
-            return Step(-side.mean() - prior, {"side": side.detach().mean()} | terms)
-        if self.consistency is not None:
+        if self.consistency is not None and not self.frozen:
             return self._consistent(batch, generator, rows, self.consistency)
-        if not self.with_bound:
-            side, prior, terms = self._side(batch, self.encode(batch.images, generator, rows).code, generator, rows)
+        if self.frozen or not self.with_bound:
+            side, prior, terms = self._side(batch, self._code(batch, generator, rows), generator, rows)
             return Step(-side.mean() - prior, {"side": side.detach().mean()} | terms)
         x, posterior, decoded = self.infer(batch.images, generator, rows)
         side, prior, terms = self._side(batch, posterior.code, generator, rows)
@@ -243,11 +240,11 @@ class Joint(nn.Module):
         noise = self.model.noise(rows.total, generator, slice(rows.start, rows.stop), torch.float32, places)
         return Noise(noise.eps.to(images), tuple(u.to(images) for u in noise.uniform))
 
-    @torch.no_grad()
-    def _frozen_code(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Tensor:
+    def _code(self, batch: Batch, generator: torch.Generator, rows: Rows) -> Tensor:
         if self.posteriors is not None:
             return self.posteriors.draw(batch.index.cpu(), generator, rows, batch.images)
-        return self.encode(batch.images, generator, rows).code
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.encode(batch.images, generator, rows).code
 
     def _bound_of_last(
         self, count: int | None, images: Tensor, generator: torch.Generator, rows: Rows
