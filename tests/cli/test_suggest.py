@@ -35,6 +35,23 @@ def test_wrong_labels_are_found(labelled_run: Path, tmp_path: Path) -> None:
     assert swapped <= {one["file"] for one in check[:4]}
 
 
+@pytest.mark.parametrize("good", [True, False])
+def test_it_is_said_how_far_to_believe_the_list_and_a_weak_model_lists_none(
+    good: bool, labelled_run: Path, tmp_path: Path
+) -> None:
+    """Labels as the model itself gives them, or drawn by lot: no neighbour could doubt one of those."""
+    guesses = json.loads(ok("predict", labelled_run, "builtin:digits", "--limit", "200", "--format", "json"))["images"]
+    sure = sorted(guesses, key=lambda one: -one["probability"])[:80]
+    table = tmp_path / "labels.csv"
+    rows = [f"{one['file']},{one['label'] if good else (7 * i) % 10}\n" for i, one in enumerate(sure)]
+    table.write_text("file,label\n" + "".join(rows))
+    result = semisight("suggest", labelled_run, "builtin:digits", "--labels", table, "-n", "9", "--format", "json")
+    assert result.code == 0
+    assert ("of the wrong ones would be listed" in result.err) == good
+    assert ("No labels to check are listed" in result.err) == (not good)
+    assert good or json.loads(result.out)["check"] == []
+
+
 def test_tasks_for_label_studio(labelled_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "tasks.json"
     result = semisight(

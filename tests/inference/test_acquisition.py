@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from semisight.data import load
-from semisight.inference.acquisition import Seen, choose_next, doubt_in_labels, see
+from semisight.inference.acquisition import Seen, check_by_planting, choose_next, doubt_in_labels, see
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
@@ -101,3 +101,24 @@ def test_a_doubtful_image_that_stands_for_others_comes_before_one_that_is_like_n
     certain[:180] = 0.01  # half of the groups are in no doubt
     asked = choose_next(codes, certain, torch.ones(360, dtype=torch.bool), 40)
     assert sum(place >= 180 for place in asked) >= 36
+
+
+def _labelled(spread: float) -> tuple[Seen, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    truth = torch.arange(150) % 3
+    codes = around([120.0 * c for c in truth.tolist()]) + spread * torch.randn(150, 2, generator=generator)
+    return Seen(codes, 0.05 + 0.85 * torch.nn.functional.one_hot(truth, 3)), truth
+
+
+def test_planted_labels_say_how_far_to_believe_the_list() -> None:
+    clear = check_by_planting(*_labelled(0.1), threshold=0.5)
+    assert clear is not None and clear.precision > 0.9 and clear.found > 0.6 and clear.error < 0.05
+    blurred = check_by_planting(*_labelled(3.0), threshold=0.5)
+    assert blurred is not None and blurred.error > 0.4 and blurred.found < 0.7
+    seen, truth = _labelled(0.1)
+    assert check_by_planting(seen, torch.where(torch.arange(150) < 15, truth, -1), threshold=0.5) is None
+    # labels that are wrong already are told from the planted ones by nobody: the precision falls
+    noisy = truth.clone()
+    noisy[::10] = (noisy[::10] + 1) % 3
+    worse = check_by_planting(seen, noisy, threshold=0.5)
+    assert worse is not None and worse.precision < 0.7

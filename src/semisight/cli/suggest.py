@@ -35,7 +35,8 @@ def suggest(
     """Say which images to label next, and which of the given labels are probably wrong.
 
     Next are images whose labels are in doubt over codes of the image, and which are unlike each other and unlike those
-    that have a label. A run with tags and no labels goes by the mean doubt of its tags.
+    that have a label. A run with tags and no labels goes by the mean doubt of its tags. How far to believe the list of
+    labels to check is estimated by planting wrong labels; while the model is weak, none are listed.
 
     Example:
 
@@ -50,11 +51,14 @@ def suggest(
     loaded = open_run(run, checkpoint, device, out, overwrite)
     with reading() as progress:
         found = images_to_choose_from(loaded, images, labels, tags, progress)
+    said: list[str] = []
     with reading("looking at them") as progress:
-        chosen = choose(loaded, found, n, progress)
+        chosen = choose(loaded, found, n, progress, said.append)
     n_check = sum(one.what == "check" for one in chosen)
     what = f"{len(chosen) - n_check:,} images to label and {n_check:,} labels to check"
     put(suggestions(chosen, format, images_at), out, what)
+    for line in said:
+        note(line)
     if not (loaded.has("labels") or loaded.has("tags")):
         note("This run knows no labels: the images are chosen to be unlike each other.")
     elif format == "label-studio":

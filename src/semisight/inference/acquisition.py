@@ -31,6 +31,7 @@ from semisight.objectives.step import Images
 N_CODES = 20
 _MOST_KNOWN = 2000  # labelled codes that new images are kept away from
 _LEAST_CENTRES, _MOST_CLUSTERED = 8, 20_000  # centres; images, the most doubtful, that they are of
+_LEAST_TO_PLANT = 20  # labels
 _NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in propagation.py
 
 
@@ -133,6 +134,42 @@ def doubt_in_labels(seen: Seen, labels: Tensor) -> tuple[Tensor, Tensor]:
     against[known] = 1 - share.gather(1, own[:, None]).squeeze(1)
     instead[known] = share.scatter(1, own[:, None], -1.0).argmax(1)
     return against, instead
+
+
+@dataclass(frozen=True)
+class LabelCheck:
+    """How far to believe that labels above the threshold are wrong, were one in ten: of wrong labels that were planted,
+    `found` is the share above it, and `precision` the share of planted ones among all above it. `error`: how often the
+    nearest other labels alone are wrong about a label."""
+
+    precision: float
+    found: float
+    error: float
+
+
+def check_by_planting(seen: Seen, labels: Tensor, threshold: float, draws: int = 5, seed: int = 0) -> LabelCheck | None:
+    """Plants wrong labels, one in ten, and looks for them; None where there are fewer than 20 labels, or two classes.
+
+    The model has not learned the planted ones. It is made to believe in each as it believes in the right one, as if it
+    had learned them by heart: the neighbours alone speak against them. Labels that are wrong already count as right.
+    """
+    known = (labels >= 0).nonzero().squeeze(1)
+    own, p, n_classes = labels[known], seen.probabilities[known], seen.probabilities.shape[1]
+    if len(known) < _LEAST_TO_PLANT or len(own.unique()) < 2:
+        return None
+    generator, codes = torch.Generator().manual_seed(seed), seen.codes[known]
+    n_planted, planted_above, above = max(1, len(known) // 10), 0, 0
+    for _ in range(draws):
+        at = torch.randperm(len(known), generator=generator)[:n_planted]
+        wrong, believed = own.clone(), p.clone()
+        wrong[at] = (own[at] + torch.randint(1, n_classes, (n_planted,), generator=generator)) % n_classes
+        believed[at, own[at]], believed[at, wrong[at]] = p[at, wrong[at]], p[at, own[at]]
+        against, _ = doubt_in_labels(Seen(codes, believed), wrong)
+        planted_above += int((against[at] > threshold).sum())
+        above += int((against > threshold).sum())
+    against, _ = doubt_in_labels(Seen(codes, torch.zeros_like(p)), own)  # half of what the neighbours say
+    error = float((2 * (1 - against) < 0.5).double().mean())
+    return LabelCheck(planted_above / max(1, above), planted_above / (draws * n_planted), error)
 
 
 def _directions(codes: Tensor) -> Tensor:

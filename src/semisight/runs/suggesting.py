@@ -5,7 +5,7 @@ chooses images that are unlike each other.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ import torch
 
 from semisight.data.columns import LABELS, TAGS
 from semisight.data.image_set import ImageSet
-from semisight.inference.acquisition import choose_next, doubt_in_labels, see
+from semisight.inference.acquisition import LabelCheck, check_by_planting, choose_next, doubt_in_labels, see
 from semisight.inference.encode import encode_set, mean_codes
 from semisight.inference.tags import TagAnswer
 from semisight.runs.images import BUILTIN, Progress, with_labels, with_tags
@@ -24,6 +24,9 @@ from semisight.runs.settings import DataSettings
 What = Literal["label", "check"]
 
 CHECK_FROM = 0.5  # more than half of what neighbours and model say is against a label
+LEAST_PRECISION = 0.3  # of the list of labels to check; a list that is mostly wrong is not shown
+WEAK = 0.5  # share of labels about which the nearest other labels are wrong
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,13 @@ def _joined(parts: Sequence[ImageSet]) -> ImageSet:
     )
 
 
-def suggest(run: Run, images: ImageSet, n: int, progress: Progress | None = None) -> list[Suggestion]:
-    """At most n images to label, the most useful first, and then at most n labels to check, the worst first."""
+def suggest(
+    run: Run, images: ImageSet, n: int, progress: Progress | None = None, say: Say = lambda line: None
+) -> list[Suggestion]:
+    """At most n images to label, the most useful first, and then at most n labels to check, the worst first; `say` is
+    told how far to believe the latter."""
     if run.has(LABELS):
-        return _by_labels(run, images, n)
+        return _by_labels(run, images, n, say)
     if run.has(TAGS):
         return _by_tags(run, images, n, progress)
     codes = mean_codes(run.model, images)  # nothing is known: everything is in equal doubt
@@ -96,7 +102,7 @@ def suggest(run: Run, images: ImageSet, n: int, progress: Progress | None = None
     return [Suggestion("label", images.names[i], 1.0, None, (), None) for i in chosen]
 
 
-def _by_labels(run: Run, images: ImageSet, n: int) -> list[Suggestion]:
+def _by_labels(run: Run, images: ImageSet, n: int, say: Say) -> list[Suggestion]:
     reader = run.labels
     seen, names = see(run.model, reader.head, images, reader.calibration.probabilities), reader.class_names
     labels = torch.full((len(images),), -1) if images.labels is None else images.labels
@@ -105,6 +111,8 @@ def _by_labels(run: Run, images: ImageSet, n: int) -> list[Suggestion]:
         best = int(seen.probabilities[i].argmax())
         guess, probability = (names[best],), float(seen.probabilities[i, best])
         found.append(Suggestion("label", images.names[i], float(seen.doubt[i]), None, guess, probability))
+    if not _checks_are_worth_it(check_by_planting(seen, labels, CHECK_FROM), say):
+        return found
     against, instead = doubt_in_labels(seen, labels)
     worst = [i for i in against.argsort(descending=True).tolist() if float(against[i]) > CHECK_FROM][:n]
     for i in worst:
@@ -112,6 +120,24 @@ def _by_labels(run: Run, images: ImageSet, n: int) -> list[Suggestion]:
         probability = float(seen.probabilities[i, instead[i]])
         found.append(Suggestion("check", images.names[i], float(against[i]), given, (other,), probability))
     return found
+
+
+def _checks_are_worth_it(check: LabelCheck | None, say: Say) -> bool:
+    """Whether a list of doubtful labels is shown, and what is said of it."""
+    if check is None:
+        return True  # too few labels to say anything of it
+    if check.error >= WEAK or check.precision < LEAST_PRECISION:
+        say(
+            "No labels to check are listed: the model does not tell these classes apart well enough yet to doubt a "
+            f"label (of wrong labels that were planted, {check.found:.0%} were found, and {1 - check.precision:.0%} of "
+            "what was found was right). Label more images first."
+        )
+        return False
+    say(
+        f"Labels to check: if one label in ten were wrong, {check.found:.0%} of the wrong ones would be listed, and "
+        f"{check.precision:.0%} of the list would be wrong (estimated by planting wrong labels)."
+    )
+    return True
 
 
 def _by_tags(run: Run, images: ImageSet, n: int, progress: Progress | None) -> list[Suggestion]:
