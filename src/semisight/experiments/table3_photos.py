@@ -1,6 +1,6 @@
 """Section 5.3, Table 3, on the features of a pretrained network: captions of Flickr8k's photographs.
 
-    semisight reproduce table3-photos --data FLICKR8K --rows joint                     not timed on an idle machine
+    semisight reproduce table3-photos --data FLICKR8K --rows joint                     about 20 minutes of one core
     semisight reproduce table3-photos --data FLICKR8K --rows two-step,joint-10-images
 
 FLICKR8K holds Images/ and dataset_flickr8k.json. Features: EfficientNet-Lite2 (260 pixels), the plain view of each
