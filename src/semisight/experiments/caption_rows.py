@@ -126,7 +126,7 @@ class Setting:
         objective.eval()
 
     def fit_captioner(self, captioner: Captioner, per_image: int | None, share: float = 1.0) -> None:
-        """Every training caption six times, or less if there are very many."""
+        """Every training caption as often as in our own rows (runs/captions.py), while the minutes last."""
         n = len(self.encoded.starts) - 1
         size = PER_BATCH if per_image is not None else max(1, PER_BATCH * len(self.train) // n)
         steps = min(max(PASSES * n // PER_BATCH, FEATURE_STEPS[0]), FEATURE_STEPS[1])
