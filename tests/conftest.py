@@ -78,3 +78,14 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from semisight.experiments.table import Request
 
     return once(tmp_path_factory, "smoke", lambda folder: everything(Request(None, folder, smoke=True, progress=False)))
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`semisight demo` in a moment."""
+    from semisight.cli import demo
+
+    layers = ({"maps": 4, "kernel": 3, "pool": 2, "padding": "same"}, {"maps": 4, "kernel": 3})
+    scenes = {"_SCENES": "builtin:scenes?n=60&size=8", "_CAPTIONED": 20, "_STEPS": 2, "_LAYERS": layers}
+    for name, value in {"_LIMIT": 150, "_EPOCHS": 3, "_EPOCHS_ALONE": 3, "_PARTS": 10, **scenes}.items():
+        monkeypatch.setattr(demo, name, value)

@@ -1,6 +1,7 @@
 """Every command and every piece of Python in README and guide runs, on a folder of photos as people have them.
 
-Trainings are cut to a few steps, and the demo to a moment: what is tested is that each line is right as it stands.
+Trainings are cut to a few steps on small images, and the demo to a moment: what is tested is that each line is right as
+it stands.
 """
 
 import csv
@@ -19,7 +20,7 @@ from tests.cli.photos import write_photos
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs/guide").glob("*.md"))
-SHORT = {"train": ("--steps", "2"), "demo": ("--minutes", "0.01")}
+SHORT, SMALL = {"train": ("--steps", "2")}, ("--size", "16")
 PROCESSES = "many-machines.md"  # processes start others from the command line that they were started with
 SERVED = "serving.md"  # a server does not end: tests/app/serve
 
@@ -41,7 +42,7 @@ def shell(*arguments: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages speak of: photos/, labels.csv, captions.csv, two.yaml."""
     folder = tmp_path_factory.mktemp("guide")
-    write_photos(folder / "photos", n=60)
+    write_photos(folder / "photos", n=45)
     with (folder / "captions.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["file", "caption"])
@@ -52,13 +53,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # processes are started, and a busy machine takes long for each
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != SERVED], ids=lambda page: page.stem)
-def test_every_command_of_the_guide_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_guide_runs(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, small_demo: None
+) -> None:
     monkeypatch.chdir(folder)
     for arguments in commands(page):
         short = ("--steps", "3") if "--resume" in arguments else SHORT.get(arguments[0], ())
         run = shell if page.name == PROCESSES else ok
-        run(*arguments, *short)
+        run(*arguments, *short, *(SMALL if "--size" in arguments else ()))
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 @pytest.fixture(scope="module")
 def trained(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    installed.semisight("train", "builtin:digits", "--labels-per-class", "3", "--steps", "2", "--out", folder)
+    how = ("--labels-per-class", "3", "--limit", "300", "--steps", "2", "--batch-size", "64")
+    installed.semisight("train", "builtin:digits", *how, "--out", folder)
     return folder
 
 

@@ -2,6 +2,7 @@
 
     read_bytes, read_text     a regular file of bounded size; a pipe or a device is never opened
     read_json, parse_json     values of bounded depth, and their checksum where there is one (files.write_json)
+    read_kept                 what a run may go without, or None
     parse_yaml                the same for settings
     names_in                  names of classes or tags
     recorded_file             a path that stands in a run: used as it is written, and only if it leads to a file
@@ -17,10 +18,12 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from semisight.errors import UserError
 from semisight.files import json_checksum
+
+T = TypeVar("T")
 
 MOST_JSON = 64_000_000  # bytes: a million class names
 MOST_SETTINGS = 1_000_000
@@ -67,6 +70,16 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> dict[str, Any]:
             'delete its line "checksum" too.'
         )
     return values
+
+
+def read_kept(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
+    """What `make` finds in a JSON file that a run may go without; None where there is none."""
+    if not path.exists():
+        return None
+    try:
+        return make(read_json(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go without.") from error
 
 
 def parse_json(text: str, where: str) -> dict[str, Any]:

@@ -15,15 +15,7 @@ from tests.cli.commands import ok, refused
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(demo, "_LIMIT", 150)
-    monkeypatch.setattr(demo, "_EPOCHS", 3)
-    monkeypatch.setattr(demo, "_EPOCHS_ALONE", 3)
-    monkeypatch.setattr(demo, "_SCENES", "builtin:scenes?n=60&size=8")
-    monkeypatch.setattr(demo, "_CAPTIONED", 20)
-    monkeypatch.setattr(demo, "_STEPS", 2)
-    layers = ({"maps": 4, "kernel": 3, "pool": 2, "padding": "same"}, {"maps": 4, "kernel": 3})
-    monkeypatch.setattr(demo, "_LAYERS", layers)
+def here(small_demo: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(encoder_choice, "networks", lambda: [])
     monkeypatch.chdir(tmp_path)
 

@@ -12,7 +12,7 @@ from semisight.data.image_set import ImageSet
 from semisight.model.encoders.features import FeatureEncoder, fit_decoder
 from semisight.objectives.bound import image_bound
 from semisight.runs.images import parted
-from semisight.runs.on_features import codes_of, feature_model, learn_labels
+from semisight.runs.on_features import codes_of, feature_model, judge
 from semisight.runs.references import BASELINE, Way, table
 from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import resolve
@@ -132,7 +132,8 @@ def test_a_run_on_features_is_saved_loaded_and_says_the_same(tmp_path: Path) -> 
     images = image_set(rows, few(labels, 5))
     settings = resolve({"source": "features", "backbone": "own", "valid_fraction": 0.0, "threads": 1})
     sets = parted(images, dataclasses.replace(settings.data, backbone=None), 0)
-    run, ways = learn_labels(settings, sets)
+    judged = judge(settings, sets)
+    run, ways = judged.learn(), judged.ways
     assert [way.name for way in ways][-1] == BASELINE and len(ways) == 3
     assert run.labels.fitted is not None and run.labels.fitted.by == "cross-validation"
     save_run(run, tmp_path / "run", DataRecord.of(settings.data, sets.train, None))

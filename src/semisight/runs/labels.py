@@ -26,7 +26,7 @@ from semisight.runs.images import Sets
 from semisight.runs.kinds import Terms
 from semisight.runs.settings import DataSettings, Settings, parse_xi
 from semisight.training.folder import RunFolder
-from semisight.untrusted import names_in, read_json
+from semisight.untrusted import names_in, read_kept
 
 UNLABELLED_PER_BATCH, SUPERVISED_BATCH = 256, 128
 LEAST_EPOCHS, LEAST_STEPS = 20, 4000
@@ -162,7 +162,7 @@ class LabelKind:
         return build_head(about["settings"], code_size, len(about["class_names"]))
 
     def reader(self, folder: RunFolder, about: Mapping[str, Any], head: nn.Module, step: int) -> LabelReader:
-        fitted = _read_calibration(folder)
+        fitted = read_kept(folder.file(CALIBRATION), FittedCalibration.from_dict)
         if fitted is not None and not fitted.calibration.fits(len(about["class_names"])):
             raise UserError(f"{folder.file(CALIBRATION)} is of another model; delete it to go without.")
         return LabelReader(
@@ -225,16 +225,6 @@ def _augmented_decisions(model: ImageModel, head: LabelHead, sets: Sets, seed: i
         for found, seen in ((plain, images), (augmented, augment(images, generator))):
             found.append(decide(head, encode(model, seen, generator)).value.cpu())
     return torch.cat(plain), torch.cat(augmented)
-
-
-def _read_calibration(folder: RunFolder) -> FittedCalibration | None:
-    path = folder.file(CALIBRATION)
-    if not path.exists():
-        return None
-    try:
-        return FittedCalibration.from_dict(read_json(path))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go without.") from error
 
 
 def _origin(data: DataSettings) -> str:

@@ -202,12 +202,6 @@ def judge(settings: Settings, sets: Sets) -> Judged:
     return Judged(settings, sets, model, codes, chosen, logistic, time.monotonic() - started)
 
 
-def learn_labels(settings: Settings, sets: Sets) -> tuple[Run, list[Way]]:
-    """The run in memory, and what every way was worth on the given labels."""
-    judged = judge(settings, sets)
-    return judged.learn(), list(judged.ways)
-
-
 def _labels(sets: Sets) -> LabelColumn:
     column = sets.train.columns[LABELS]
     assert isinstance(column, LabelColumn)

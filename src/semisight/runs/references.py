@@ -28,7 +28,6 @@ from semisight.untrusted import read_json
 
 BASELINE = "logistic regression on the same features"
 ON_HOG, ON_PIXELS = "logistic regression on HOG", "logistic regression on pixels"
-ENOUGH = 5  # labels of each class, on average: from here on an error and probabilities are told
 _SIDE, _LEAST_SIDE = 64, 24  # pixels for HOG; smaller images are taken as they are
 _MOST_LABELS = 3000  # that a reference is fitted to
 _STANDARD, _UNIT = (0.001, 0.01, 0.1), (1.0, 10.0, 100.0)  # C by scaling

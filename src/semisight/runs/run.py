@@ -38,7 +38,7 @@ from semisight.training.checkpoint import load_parts, read_meta
 from semisight.training.config import TrainConfig, read_settings
 from semisight.training.devices import choose_device
 from semisight.training.folder import RunFolder
-from semisight.untrusted import read_json
+from semisight.untrusted import read_json, read_kept
 
 Which = Literal["auto", "best", "newest"]
 _SKIPPED_KEPT = 1000  # a folder of a million text files must not make a file of a million lines
@@ -124,13 +124,7 @@ class Comparison:
 
     @staticmethod
     def read(folder: RunFolder) -> "Comparison | None":
-        path = folder.file(COMPARISON)
-        if not path.exists():
-            return None
-        try:
-            return Comparison(float(read_json(path)["error_without_unlabelled"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it to go without.") from error
+        return read_kept(folder.file(COMPARISON), lambda kept: Comparison(float(kept["error_without_unlabelled"])))
 
 
 @dataclass(frozen=True)

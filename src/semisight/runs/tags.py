@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from semisight.data.columns import TAGS, TagColumn
-from semisight.errors import UserError
 from semisight.files import json_bytes
 from semisight.inference.encode import encode_set
 from semisight.inference.tags import TagCalibration, TagReader, fit_tags
@@ -25,7 +24,7 @@ from semisight.runs.kinds import Terms
 from semisight.runs.labels import batch_defaults
 from semisight.runs.settings import Settings, parse_xi
 from semisight.training.folder import RunFolder
-from semisight.untrusted import names_in, read_json
+from semisight.untrusted import names_in, read_kept
 
 CALIBRATION = "tag_calibration.json"
 XI_PER_TAG = 10.0  # times C times the paper's, as for labels
@@ -98,7 +97,7 @@ class TagKind:
         return _head(about["settings"]["tag_head"], code_size, len(about["names"]), 0)
 
     def reader(self, folder: RunFolder, about: Mapping[str, Any], head: nn.Module, step: int) -> TagReader:
-        fitted = _read_calibration(folder)
+        fitted = read_kept(folder.file(CALIBRATION), TagCalibration.from_dict)
         return TagReader(
             head=cast(TagHead, head),
             names=tuple(about["names"]),
@@ -148,13 +147,3 @@ def _column(sets: Sets, which: str = "train") -> TagColumn:
     column = images.columns[TAGS]
     assert isinstance(column, TagColumn)
     return column
-
-
-def _read_calibration(folder: RunFolder) -> TagCalibration | None:
-    path = folder.file(CALIBRATION)
-    if not path.exists():
-        return None
-    try:
-        return TagCalibration.from_dict(read_json(path))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); delete it to go without.") from error
