@@ -119,7 +119,8 @@ def assert_same_training(one: Path, two: Path) -> None:
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    """The image model with two of its estimators, learned and exact alpha0, and the toy; processes of our own."""
+    """The image model with two of its estimators, learned and exact alpha0; encoders with batch normalisation, ours and
+    torch's, with labels; and the toy. Processes of our own."""
     two, one = tmp_path / "two", tmp_path / "one"
     both = start(str(two), "processes=2", "batch_size=10", "precision=64", "average_decay=0.9", "--models")
     settings: dict[str, Any] = {"batch_size": 10, "precision": "64", "average_decay": 0.9}
@@ -131,6 +132,9 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert output.count("already holds a run") == 2  # a mistake is told by both and leaves none of them waiting
     for name in (*MODELS, "toy"):
         assert_same_training(one / name, two / name)
+    # a cycle that ends with the time: processes go by one clock
+    rates = [row["rate"] for row in read_log(two / "timed" / "log.csv") if row["split"] == "train"]
+    assert rates[0] < max(rates) > 2 * rates[-1]
 
 
 @pytest.mark.slow

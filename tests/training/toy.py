@@ -17,11 +17,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from semisight.data.augment import Augment
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
+from semisight.model.decoder import Decoder
+from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
+from semisight.model.posterior import NetworkEncoder
+from semisight.objectives.consistency import Consistency
 from semisight.objectives.gradients import GradientName, gradient_named
 from semisight.objectives.joint import Joint
+from semisight.objectives.labels import Labels
 from semisight.objectives.step import Batch, Rows, Step, Teacher, sum_over_processes
 from semisight.training.config import TrainConfig
 from semisight.training.interrupts import Interrupted
@@ -29,7 +35,8 @@ from semisight.training.trainer import Fitted, Trainer
 
 PIXELS, HIDDEN = 12, 3
 GRADIENTS: tuple[GradientName, ...] = ("local", "nvil")
-MODELS = GRADIENTS
+MODELS = (*GRADIENTS, "deep", "own")
+STILL = Augment(0, 0, 0, 0, 0, 0, 0)  # in 32-bit numbers an augmentation differs in the last bit between batches
 
 
 @dataclass(frozen=True)
@@ -123,13 +130,35 @@ def train_toy(
 
 
 def train_image_model(run: Any, name: str, **changes: Any) -> Fitted:
-    """The real objective on a tiny architecture; 8 x 8 pixels, sampled pooling and exact alpha0 for nvil."""
+    """The real objective on a tiny architecture of 8 x 8 pixels; sampled pooling and exact alpha0 for nvil."""
+    images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    objective = (normalising if name in ("deep", "own") else image_model)(name)
+    objective.model.start_from(images)
+    return Trainer(objective, ToyImages(images), run, valid=ToyImages(images[:10]), config=toy_config(**changes)).fit()
+
+
+def image_model(name: str) -> Joint:
     architecture, gradient = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3))), cast(GradientName, name)
     model = ImageModel.of(architecture, pooling="sampled" if gradient == "nvil" else "expected")
-    images = torch.rand(72, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    model.start_from(images)
-    objective = Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")
-    return Trainer(objective, ToyImages(images), run, valid=ToyImages(images[:10]), config=toy_config(**changes)).fit()
+    return Joint(model, gradient=gradient_named(gradient), alpha0="exact" if gradient == "nvil" else "learned")
+
+
+def normalising(name: str) -> Joint:
+    """Batch normalisation, ours or torch's, and labels with consistency. The images that enter the bound are few: the
+    last process has all of them."""
+    torch.manual_seed(0)
+    architecture = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(6, 3)))
+    if name == "deep":
+        model = ImageModel.deep(architecture, width=0.1)
+    else:
+        j = architecture.code_size
+        network = nn.Sequential(
+            nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2 * j)
+        )
+        model = ImageModel(NetworkEncoder(network, architecture.code_shape), Decoder(architecture))
+    values = torch.where(torch.arange(72) % 4 == 0, torch.arange(72) % 3, -1)
+    how = Consistency(contrastive=0.0, spreading=0.0, augment=STILL, weak_augment=STILL, bound_images=3)
+    return Joint(model, [Labels(Softmax(model.code_size, 3), values, threshold=None)], consistency=how)
 
 
 def main() -> int:
@@ -142,6 +171,8 @@ def main() -> int:
         if "--models" in rest:
             for name in MODELS:
                 train_image_model(f"{run}/{name}", name, **settings)
+            timed = {"schedule": "one-cycle", "max_epochs": None, "max_minutes": 0.005, "log_every": 1}
+            train_toy(f"{run}/timed", **settings | timed)
             run = f"{run}/toy"
         train_toy(run, resume="--resume" in rest, toy=Toy(pause=pause), **settings)
         train_toy(run, **settings)

@@ -10,6 +10,7 @@ exactly nothing; without targets this is (10). Two variants:
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -21,6 +22,7 @@ from semisight.errors import UserError
 from semisight.model.decoder import Decoded, maximising_alpha0
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.batch_norm import settle
+from semisight.model.ops.processes import uncounted
 from semisight.model.posterior import CodeAlone, Noise, Posterior, batch_last
 from semisight.objectives.bound import Bound, image_bound
 from semisight.objectives.consistency import Consistency
@@ -257,7 +259,8 @@ class Joint(nn.Module):
         count = rows.total if count is None else min(count, rows.total)
         kept = rows.stop - max(rows.start, rows.total - count)
         local = Rows(rows.stop - max(kept, 1), rows.stop, rows.total)
-        x, posterior, decoded = self.infer(images[local.start - rows.start :], generator, local)
+        with uncounted() if kept <= 0 else nullcontext():
+            x, posterior, decoded = self.infer(images[local.start - rows.start :], generator, local)
         if kept <= 0 and self._squares is not None:
             self._squares = torch.zeros_like(self._squares)  # what has no weight is not counted either
         bound = image_bound(x, posterior, decoded, self.model.decoder)

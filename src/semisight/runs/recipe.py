@@ -7,7 +7,6 @@ The one place where settings become parts. Experiments and the estimator compose
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ from semisight.runs.settings import Settings
 from semisight.setting import as_dict
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import TrainConfig
-from semisight.training.devices import bf16_pays, choose_device
+from semisight.training.devices import bf16_pays, choose_device, job_size
 from semisight.training.folder import RunFolder
 from semisight.training.state import TrainerState
 from semisight.training.trainer import Trainer
@@ -182,14 +181,11 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
     if settings.data.on_features:
         model = features.build(architecture, seed=seed)
     elif settings.model.encoder == "deep":
-        if int(os.environ.get("WORLD_SIZE", settings.train.processes)) > 1:  # two do not learn what one would, yet
-            raise UserError(
-                "the deep encoder learns in one process: start without torchrun and with --processes 1, or choose "
-                "another --encoder."
-            )
         places, long = settings.model.pooling != "max", settings.train.max_steps is None
         long = long and (settings.train.max_minutes or math.inf) >= _LONG
-        bf16 = settings.train.precision == "auto" and choose_device().type == "cpu" and long and bf16_pays()
+        alone = (job_size() or (settings.train.processes,))[0] == 1  # several may find different speeds
+        on_cpu = settings.train.precision == "auto" and choose_device().type == "cpu"
+        bf16 = on_cpu and alone and long and bf16_pays()
         model = ImageModel.deep(architecture, seed, settings.model.width, places, bf16)
     else:
         model = ImageModel.of(architecture, settings.model.pooling, seed)

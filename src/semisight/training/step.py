@@ -35,6 +35,7 @@ class Agreed:
     bad: bool
     signal_number: int
     late: bool
+    time_gone: float = 0.0  # share of the minutes
 
 
 class _Forward(nn.Module):
@@ -63,13 +64,13 @@ class Stepper:
         self._forward = fabric.setup_module(_Forward(objective))
         self._dtype = torch.float64 if config.precision == "64" else torch.float32
         self._generator = torch.Generator()
-        self.time_gone = 0.0  # share of the minutes; the trainer has the clock
+        self.time_gone = 0.0  # share of the minutes; the trainer of the first process has the clock
 
     def rate(self, step: int) -> float:
         return rate_at(step, self.config, self.total_steps, self.time_gone)
 
-    def take(self, live: LiveState, *, signal_number: int = 0, late: bool = False) -> Agreed:
-        """One batch; `signal_number` and `late` are what this process noticed, and come back as what any did."""
+    def take(self, live: LiveState, *, signal_number: int = 0, late: bool = False, time_gone: float = 0.0) -> Agreed:
+        """One batch; what this process noticed comes back as what any did, the most of it."""
         counters, processes = live.counters, self.fabric.world_size
         step = counters.step
         index = self.plan.indices(step, self.config.seed)
@@ -95,7 +96,8 @@ class Stepper:
             _sum_gradients(list(live.parameters.values()))
         norm = torch.nn.utils.get_total_norm([p.grad for p in live.parameters.values() if p.grad is not None])
         finite = math.isfinite(float(loss.detach() + norm))  # the one wait for the device in a step
-        agreed = self._agree(Agreed(not finite, signal_number, late))
+        agreed = self._agree(Agreed(not finite, signal_number, late, time_gone))
+        self.time_gone = agreed.time_gone
         if agreed.bad:
             in_a_row = counters.bad_in_a_row + 1
             if in_a_row >= self.config.max_bad_steps:
@@ -119,9 +121,9 @@ class Stepper:
     def _agree(self, found: Agreed) -> Agreed:
         if self.fabric.world_size == 1:
             return found
-        flags = [int(found.bad), found.signal_number, int(found.late)]
-        bad, signal_number, late = _most(torch.tensor(flags, device=self.fabric.device)).tolist()
-        return Agreed(bool(bad), signal_number, bool(late))
+        flags = torch.tensor([found.bad, found.signal_number, found.late, found.time_gone], dtype=torch.float64)
+        bad, signal_number, late, time_gone = _most(flags.to(self.fabric.device)).tolist()
+        return Agreed(bool(bad), int(signal_number), bool(late), time_gone)
 
     def _culprit(self, live: LiveState, terms: Mapping[str, Tensor]) -> str:
         flags = torch.stack([~torch.isfinite(value) for value in terms.values()]).int()
@@ -145,7 +147,8 @@ def _sum_gradients(parameters: list[nn.Parameter]) -> None:
     torch.distributed.all_reduce(flat)
     has, *sums = flat.split([len(parameters), *(parameter.numel() for parameter in parameters)])
     for parameter, any_, total in zip(parameters, has.tolist(), sums, strict=True):
-        parameter.grad = total.view_as(parameter) if any_ else None
+        # in memory as the parameter is (channels last, in the deep encoder): fused optimisers do not look at strides
+        parameter.grad = torch.empty_like(parameter).copy_(total.view_as(parameter)) if any_ else None
 
 
 def _most(flags: Tensor) -> Tensor:

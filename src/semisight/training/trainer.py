@@ -278,10 +278,8 @@ class _Training:
                 reason = self._reason_to_stop()
                 if reason:
                     break
-                late = self.rank == 0 and self._seconds() >= self.max_seconds
-                if self.processes == 1:  # several would have to agree on the clock at every step
-                    self.stepper.time_gone = self._seconds() / self.max_seconds
-                agreed = self.stepper.take(self.live, signal_number=signals.number, late=late)
+                gone = self._seconds() / self.max_seconds if self.rank == 0 else 0.0  # one clock counts
+                agreed = self.stepper.take(self.live, signal_number=signals.number, late=gone >= 1, time_gone=gone)
                 self.late = agreed.late
                 self._report_step()
                 if agreed.signal_number:

@@ -67,5 +67,6 @@ def validate(
                 sums += len(index) * torch.stack([step.terms[name].detach() for name in names]).cpu().double()
     finally:
         objective.train(was_training)
-    sums = sum_over_processes(sums.float().to(weight.device) if weight.device.type == "mps" else sums.to(weight.device))
+    sums = sums.float().to(weight.device) if weight.device.type == "mps" else sums.to(weight.device)
+    sums = sum_over_processes(sums) if processes > 1 else sums  # one of several may be asked alone, as by a recipe
     return dict(zip(names, (sums / len(images)).tolist(), strict=True))

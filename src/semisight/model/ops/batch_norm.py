@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semisight.model.ops.processes import differentiable_sum
+from semisight.model.ops.processes import counted, differentiable_sum
 
 MEMORY = 0.99  # of the running statistics, per step; less at first, as of averaged weights (training/ema.py)
 _LEAST = 1e-5
@@ -52,7 +52,8 @@ class BatchNorm(nn.Module):
         """The sums of all processes, whose gradient flows back to each: they learn what one with the batch would."""
         wide = x.to(self.mean.dtype)
         count = wide.new_full((1,), x.numel() / x.shape[1])
-        sums = differentiable_sum(torch.cat([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)), count]))
+        own = torch.cat([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3)), count])
+        sums = differentiable_sum(counted() * own)
         first, second = (sums[:-1] / sums[-1]).chunk(2)
         variance = (second - first.square()).clamp_min(0)
         self._seen.append(torch.stack([first, variance]).detach())

@@ -9,7 +9,7 @@ Processes may hold different numbers of rows. Gradients flow through both sums t
 import torch
 from torch import Tensor, nn
 
-from semisight.model.ops.processes import differentiable_sum
+from semisight.model.ops.processes import counted, differentiable_sum
 
 
 class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -25,11 +25,12 @@ class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        count = input.new_tensor(input.numel() / input.shape[1])
+        weight = counted()
+        count = input.new_tensor(weight * input.numel() / input.shape[1])
         torch.distributed.all_reduce(count)
-        mean = differentiable_sum(input.sum(axes)) / count
+        mean = differentiable_sum(weight * input.sum(axes)) / count
         centred = input - mean.view(shape)
-        variance = differentiable_sum(centred.square().sum(axes)) / count
+        variance = differentiable_sum(weight * centred.square().sum(axes)) / count
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
         result = centred * (variance + self.eps).rsqrt().view(shape)
