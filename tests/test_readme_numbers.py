@@ -244,8 +244,13 @@ def test_photographs_on_the_front_page() -> None:
     assert said is not None
     for n, number in zip(ns, said.groups(), strict=True):
         assert same(number, means["caltech101/ours", n, "calibration_error"].mean)
-    said = re.search(r"ours ([\d.]+), logistic regression ([\d.]+) \(3 splits\)", " ".join(FRONT.split()))
+    said = re.search(
+        r"4, 25 and 400 labels per class: ours ([\d.]+), ([\d.]+) and ([\d.]+), "
+        r"logistic regression ([\d.]+), ([\d.]+) and ([\d.]+) \(3 splits\)",
+        " ".join(FRONT.split()),
+    )
     assert said is not None
-    for row, number in zip(("ours", "logistic-regression"), said.groups(), strict=True):
-        cell = means[f"cifar10/{row}", "400", "error"]
+    asked = [(row, n) for row in ("ours", "logistic-regression") for n in ("4", "25", "400")]
+    for (row, n), number in zip(asked, said.groups(), strict=True):
+        cell = means[f"cifar10/{row}", n, "error"]
         assert len(cell.seeds) == 3 and same(number, cell.mean)
