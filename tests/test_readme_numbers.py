@@ -208,10 +208,16 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
     for beginning, row in rows.items():
         numbers = shown(beginning)[0]
         assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(numbers))
-    for beginning, row in {"two-step": "64/two-step", "joint (": "64/joint"}.items():
+    captions = {
+        "two-step, 64": ("table3", "64/two-step"),
+        "joint, 64": ("table3", "64/joint"),
+        "two-step on": ("table3_photos", "two-step"),
+        "joint on": ("table3_photos", "joint"),
+    }
+    for beginning, (table, row) in captions.items():
         bleu, cider, perplexity, _ = shown(beginning)
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
-            assert same(number, value("table3", f"flickr8k/{row}", "100", metric))
+            assert same(number, value(table, f"flickr8k/{row}", "100", metric))
     said = " ".join(FRONT.split())
     for row, number in (("mnist/vae", "VAE 1.04"), ("mnist/vae-d", "VAE-d 1.10")):
         rows1 = [r.value for r in results.read(HERE / "results" / "table1.csv") if r.row == row and r.metric == "error"]
