@@ -212,5 +212,7 @@ def _bare_loop(backbone: Backbone, files: list[Path]) -> npt.NDArray[np.float32]
     assert backbone.job is not None
     how, network = backbone.preprocessing, backbone.job.network
     arguments = [str(value) for value in (network["path"], how.size, how.mean, how.std, network["output"], *files)]
-    done = subprocess.run([sys.executable, "-c", BARE, *arguments], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", BARE, *arguments], capture_output=True)
+    if done.returncode:
+        raise RuntimeError(f"the bare loop failed:\n{done.stderr.decode(errors='replace')}")
     return np.load(io.BytesIO(done.stdout)).astype(np.float32)
