@@ -65,7 +65,7 @@ def draw_photos(folder: Path, n: int) -> list[str]:
 
 
 BARE = """
-import sys
+import io, sys
 import numpy as np, onnxruntime
 from PIL import Image
 network, size, mean, std, output, *files = sys.argv[1:]
@@ -80,7 +80,9 @@ for file in files:
     image = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
     x = ((np.asarray(image, np.float32) - float(mean)) / float(std)).transpose(2, 0, 1)[None]
     rows.append(session.run([output], {entry: x})[0])
-np.save(sys.stdout.buffer, np.concatenate(rows).astype(np.float16))
+found = io.BytesIO()  # a pipe has no position, which numpy may ask for
+np.save(found, np.concatenate(rows).astype(np.float16))
+sys.stdout.buffer.write(found.getvalue())
 """
 
 

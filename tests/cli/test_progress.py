@@ -102,7 +102,14 @@ def test_the_second_ctrl_c_stops_at_once_also_while_a_checkpoint_is_written(tmp_
         "100000",
         "--no-report",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # a shell's background jobs ignore it, and so would theirs
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     try:
         deadline = time.monotonic() + 90
