@@ -204,6 +204,8 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "near what is printed": "printed",
         "the same with the local": "local",
         "consistency:": "consistency",
+        "`--encoder deep`": "deep",
+        "the same without the image model": "deep-no-bound",
     }
     for beginning, row in rows.items():
         numbers = shown(beginning)[0]
