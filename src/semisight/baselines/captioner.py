@@ -66,10 +66,18 @@ class CaptionLearning(nn.Module):
         return {"model": self.captioner}
 
 
-def likelihood(captioner: Captioner, images: Tensor, captions: Tensor, owners: Tensor) -> tuple[Tensor, Terms]:
-    """The loss of most of them: minus the mean log p of a symbol."""
-    log_p = captioner.log_prob(captions, captioner.see(images)[owners]).sum() / words_per_caption(captions).sum()
-    return -log_p, {"captions": log_p}
+class ByLikelihood:
+    """For a captioner that learns by maximum likelihood and keeps no running averages."""
+
+    def loss(
+        self: Captioner, images: Tensor, captions: Tensor, owners: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Terms]:
+        """Minus the mean log p of a symbol."""
+        log_p = self.log_prob(captions, self.see(images)[owners]).sum() / words_per_caption(captions).sum()
+        return -log_p, {"captions": log_p}
+
+    def after_step(self) -> None:
+        return
 
 
 class Standardised(nn.Module):

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor, nn
 
-from semisight.baselines.captioner import AT_A_TIME, Standardised, Terms, Written, likelihood
+from semisight.baselines.captioner import AT_A_TIME, ByLikelihood, Standardised, Written
 from semisight.model.heads.captions import END
 from semisight.objectives.step import Images
 
@@ -49,7 +49,7 @@ class Said:
         return Said(self.last[index], self.unsaid[index])
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(ByLikelihood, nn.Module):
     """Of detected words [N, K, 1, 1]; `words` are their symbols."""
 
     words: Tensor
@@ -107,14 +107,6 @@ class LanguageModel(nn.Module):
         logits = self._logits(last[m, place], unsaid)
         log_p = -F.cross_entropy(logits, captions[m, place], reduction="none")
         return s.new_zeros(M, T).index_put((m, place), log_p).sum(1)
-
-    def loss(
-        self, images: Tensor, captions: Tensor, owners: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Terms]:
-        return likelihood(self, images, captions, owners)
-
-    def after_step(self) -> None:
-        return
 
 
 # ---- the similarity ----

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from semisight.baselines.captioner import Standardised, Terms, likelihood
+from semisight.baselines.captioner import ByLikelihood, Standardised
 from semisight.model.heads.captions import CaptionHead, State
 
 
-class ShowAndTell(CaptionHead):
+class ShowAndTell(ByLikelihood, CaptionHead):
     """Our caption head with another start: its map of the code is W_i."""
 
     def __init__(
@@ -53,11 +53,3 @@ class ShowAndTell(CaptionHead):
         for x in (image, self.first.expand_as(image)):
             state = self.advance(F.linear(x, w_ih, b_ih), state)
         return state
-
-    def loss(
-        self, images: Tensor, captions: Tensor, owners: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Terms]:
-        return likelihood(self, images, captions, owners)
-
-    def after_step(self) -> None:
-        return

@@ -36,7 +36,7 @@ def suggest(
 
     Next are images whose labels are in doubt over codes of the image, and which are unlike each other and unlike those
     that have a label. A run with tags and no labels goes by the mean doubt of its tags. How far to believe the list of
-    labels to check is estimated by planting wrong labels; while the model is weak, none are listed.
+    labels to check is estimated with labels made wrong on purpose; while the model is weak, none are listed.
 
     Example:
 

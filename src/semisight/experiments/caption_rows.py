@@ -34,7 +34,7 @@ from semisight.baselines.captioner import (
 )
 from semisight.baselines.network import Learning
 from semisight.baselines.show_and_tell import ShowAndTell
-from semisight.data.batches import Shuffled
+from semisight.data.batches import LabelledAndUnlabelled, Shuffled
 from semisight.data.image_set import ImageSet
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
@@ -46,16 +46,42 @@ from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.step import Objective
 from semisight.random import Stream, random_order
 from semisight.runs import features
-from semisight.runs.captions import FEATURE_STEPS, PASSES
+from semisight.runs.captions import FEATURE_STEPS, PASSES, VALIDATIONS
 from semisight.training.checkpoint import load_parts
+from semisight.training.config import TrainConfig
 from semisight.training.trainer import Trainer
 
 BEAM, N_BEST = 5, 20
 PER_BATCH = 128  # captions
-VALIDATIONS, N_CIDER, BEAM_TO_PICK = 6, 300, 3
+N_CIDER, BEAM_TO_PICK = 300, 3
 SCALED_BY = 500  # images that say how features are scaled
 N_ATTRIBUTES, N_WORDS = 256, 1000
 DETECTOR_STEPS, SIMILARITY_STEPS = 350, 600
+
+
+def steps_for(n_captions: int, per_step: int) -> int:
+    """Every caption as often as `semisight train` shows it (runs/captions.py)."""
+    return min(max(PASSES * n_captions // per_step, FEATURE_STEPS[0]), FEATURE_STEPS[1])
+
+
+def on_features(
+    request: Request, seed: int, plan: Shuffled | LabelledAndUnlabelled, steps: int, minutes: float
+) -> TrainConfig:
+    """How everything on features is trained, ours and the other systems."""
+    how = features.DEFAULTS
+    return request.training(
+        seed=seed,
+        learning_rate=how["learning_rate"],
+        weight_decay=how["weight_decay"],
+        average_decay=how["average_decay"],
+        warmup_steps=min(how["warmup_steps"], steps),
+        schedule="cosine",
+        batch_size=plan.batch_size,
+        max_epochs=None,
+        max_steps=steps,
+        max_minutes=minutes,
+        validate_every=max(1, round(steps / VALIDATIONS / plan.steps_per_epoch)),
+    )
 
 
 @dataclass
@@ -100,19 +126,9 @@ class Setting:
         metric_rises: bool,
     ) -> None:
         """Trains for a share of the minutes; leaves the weights that `validate` says are the best."""
-        steps, how = 2 if self.smoke else steps, features.DEFAULTS
-        config = self.request.training(
-            seed=self.seed,
-            learning_rate=how["learning_rate"],
-            weight_decay=how["weight_decay"],
-            average_decay=how["average_decay"],
-            warmup_steps=min(how["warmup_steps"], steps),
-            schedule="cosine",
-            batch_size=plan.batch_size,
-            max_epochs=None,
-            max_steps=steps,
-            max_minutes=self.minutes * share,
-            validate_every=max(1, round(steps / VALIDATIONS / plan.steps_per_epoch)),
+        steps = 2 if self.smoke else steps
+        config = replace(
+            on_features(self.request, self.seed, plan, steps, self.minutes * share),
             metric=metric,
             metric_rises=metric_rises,
         )
@@ -129,7 +145,7 @@ class Setting:
         """Every training caption as often as in our own rows (runs/captions.py), while the minutes last."""
         n = len(self.encoded.starts) - 1
         size = PER_BATCH if per_image is not None else max(1, PER_BATCH * len(self.train) // n)
-        steps = min(max(PASSES * n // PER_BATCH, FEATURE_STEPS[0]), FEATURE_STEPS[1])
+        steps = steps_for(n, PER_BATCH)
 
         def validate() -> Mapping[str, float]:
             return caption_score(captioner, self.vocabulary, self.pick, 4 if self.smoke else N_CIDER)

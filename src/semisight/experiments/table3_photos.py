@@ -39,7 +39,7 @@ from semisight.data.image_set import ImageSet, split
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import Vocabulary
 from semisight.experiments import caption_rows, results
-from semisight.experiments.caption_rows import BASELINES
+from semisight.experiments.caption_rows import BASELINES, on_features, steps_for
 from semisight.experiments.table import Cell, Measured, Request, fill, fit
 from semisight.experiments.table3 import METRICS, PAPER, REPORT, captions_of
 from semisight.experiments.table3 import SHARES as JOINT_SHARES
@@ -55,11 +55,10 @@ from semisight.objectives.joint import Joint, Posteriors
 from semisight.objectives.targets import Xi
 from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
-from semisight.runs.captions import FEATURE_STEPS, ON_FEATURES, PASSES, VALIDATIONS
+from semisight.runs.captions import ON_FEATURES
 from semisight.runs.images import sets_of
 from semisight.runs.settings import DataSettings
 from semisight.training.checkpoint import load_parts
-from semisight.training.config import TrainConfig
 from semisight.training.trainer import Trainer
 
 TABLE = "table3_photos"
@@ -214,8 +213,8 @@ def learn(
         n_cider = 4 if of.smoke else N_CIDER
         return caption_terms(model, head, vocabulary, of.pick, captions_of(of.pick), cider_images=n_cider)
 
-    steps = min(max(PASSES * (len(encoded.starts) - 1) // size, FEATURE_STEPS[0]), FEATURE_STEPS[1])
-    training = config(2 if of.smoke else steps, plan, seed, minutes, request)
+    steps = steps_for(len(encoded.starts) - 1, size)
+    training = on_features(request, seed, plan, 2 if of.smoke else steps, minutes)
     fitted, earlier = fit(
         Trainer(
             joint,
@@ -265,28 +264,9 @@ def learn_images(
     """The first of two steps: the bound alone. Seconds that were spent on it by a command that was stopped."""
     plan, joint = Shuffled(len(train), min(PER_BATCH, len(train))), Joint(model)
     folder = place / "images"
-    training = config(2 if request.smoke else IMAGE_STEPS, plan, seed, minutes, request)
+    training = on_features(request, seed, plan, 2 if request.smoke else IMAGE_STEPS, minutes)
     images = features.EveryView(train) if train.views else train
     views = features.DrawnViews(plan, len(train), 1 + len(train.views))
     fitted, before = fit(Trainer(joint, images, folder, config=training, valid=pick, plan=views))
     load_parts(joint.parts(), fitted.checkpoint)
     return before
-
-
-def config(
-    steps: int, plan: Shuffled | LabelledAndUnlabelled, seed: int, minutes: float, request: Request
-) -> TrainConfig:
-    how = features.DEFAULTS
-    return request.training(
-        seed=seed,
-        learning_rate=how["learning_rate"],
-        weight_decay=how["weight_decay"],
-        average_decay=how["average_decay"],
-        warmup_steps=min(how["warmup_steps"], steps),
-        schedule="cosine",
-        batch_size=plan.batch_size,
-        max_epochs=None,
-        max_steps=steps,
-        max_minutes=minutes,
-        validate_every=max(1, round(steps / VALIDATIONS / plan.steps_per_epoch)),
-    )

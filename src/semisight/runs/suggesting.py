@@ -129,13 +129,13 @@ def _checks_are_worth_it(check: LabelCheck | None, say: Say) -> bool:
     if check.error >= WEAK or check.precision < LEAST_PRECISION:
         say(
             "No labels to check are listed: the model does not tell these classes apart well enough yet to doubt a "
-            f"label (of wrong labels that were planted, {check.found:.0%} were found, and {1 - check.precision:.0%} of "
-            "what was found was right). Label more images first."
+            f"label (tried with labels made wrong on purpose: {check.found:.0%} of them were found, and "
+            f"{1 - check.precision:.0%} of the labels found were correct ones). Label more images first."
         )
         return False
     say(
         f"Labels to check: if one label in ten were wrong, {check.found:.0%} of the wrong ones would be listed, and "
-        f"{check.precision:.0%} of the list would be wrong (estimated by planting wrong labels)."
+        f"{check.precision:.0%} of the list would be wrong (estimated with labels made wrong on purpose)."
     )
     return True
 

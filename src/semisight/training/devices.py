@@ -163,7 +163,8 @@ def lost_process_told(processes: int) -> Iterator[None]:
             raise
         raise UserError(
             f"another of the {processes} processes of this training ended, or cannot be reached: see what it said. "
-            "The newest checkpoint is whole; to go on, give the same command with --resume. "
+            "The newest checkpoint is whole; to go on, give the same command with --resume (torchrun --max-restarts "
+            "does so by itself). "
             f"{str(error).splitlines()[0][:300]}"
         ) from error
 
