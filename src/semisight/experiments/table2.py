@@ -106,7 +106,7 @@ SETTINGS = {
 NETWORKS = {
     "ladder-full": NetworkRow(
         lambda of, smoke: ladder.full(of.shape, len(of.class_names), (60, 30) if smoke else ladder.FULL_UNITS),
-        epochs=6,
+        epochs=50,
     ),
     "ladder-gamma-conv": NetworkRow(
         lambda of, smoke: ladder.gamma_conv(of.shape, len(of.class_names), (8, 8, 8) if smoke else ladder.WIDTHS),
