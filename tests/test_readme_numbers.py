@@ -203,7 +203,9 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "transductive SVM": "tsvm",
         "near what is printed": "printed",
         "the same with the local": "local",
+        "Ladder network, convolutional": "ladder-gamma-conv",
         "consistency:": "consistency",
+        "its network on the 100": "labelled-alone",
         "`--encoder deep`": "deep",
         "the same without the image model": "deep-no-bound",
     }
@@ -215,6 +217,7 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "joint, 64": ("table3", "64/joint"),
         "two-step on": ("table3_photos", "two-step"),
         "joint on": ("table3_photos", "joint"),
+        "show and tell on": ("table3_photos", "show-and-tell-lite2"),
     }
     for beginning, (table, row) in captions.items():
         bleu, cider, perplexity, _ = shown(beginning)
@@ -224,6 +227,21 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
     for row, number in (("mnist/vae", "VAE 1.04"), ("mnist/vae-d", "VAE-d 1.10")):
         rows1 = [r.value for r in results.read(HERE / "results" / "table1.csv") if r.row == row and r.metric == "error"]
         assert number in said and same(number.split()[-1], sum(rows1) / len(rows1))
+
+
+def test_thirty_images_of_each_class_on_the_front_page() -> None:
+    said = re.search(
+        r"ours has ([\d.]+), labels alone ([\d.]+), without the image model ([\d.]+) and logistic regression ([\d.]+) "
+        r"\(3 splits; the paper, pretrained on ImageNet, 6.91\)",
+        " ".join(FRONT.split()),
+    )
+    assert said is not None
+    found = results.summaries(results.read(HERE / "results" / "table1.csv"))
+    means = {cell.row: cell for cell in found if cell.metric == "error"}
+    rows = ("vae-pretrained", "vae-pretrained-labels-alone", "vae-pretrained-no-bound", "logistic-pretrained")
+    for row, number in zip(rows, said.groups(), strict=True):
+        cell = means[f"caltech101/{row}"]
+        assert len(cell.seeds) == 3 and same(number, cell.mean)
 
 
 def test_photographs_on_the_front_page() -> None:
