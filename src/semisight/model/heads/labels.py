@@ -101,9 +101,20 @@ class LambdaPosterior:
 
 
 class BayesianSVM(nn.Module):
-    """C one-versus-all Bayesian SVMs on the code s; `gamma`, one or one per class, weighs errors against the prior.
+    """C one-versus-all Bayesian SVMs on the code s.
 
-    `precision` is that of beta's prior, 1 in the paper.
+    Args:
+        code_size: J, the numbers of a code.
+        n_classes: C.
+        gamma: weighs errors against the prior; one number, or one per class.
+        bias: whether every class has one.
+        generator: draws the first weights.
+        precision: that of beta's prior, 1 in the paper.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.BayesianSVM(code_size=4, n_classes=3).decision(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
     """
 
     gamma: Tensor
@@ -195,7 +206,19 @@ class BayesianSVM(nn.Module):
 
 
 class Softmax(nn.Module):
-    """The softmax likelihood in the SVM's place (end of section 3.1): log p(l|s) = f_l - log sum_k exp f_k."""
+    """The softmax likelihood in the SVM's place (end of section 3.1): log p(l|s) = f_l - log sum_k exp f_k.
+
+    Args:
+        code_size: J, the numbers of a code.
+        n_classes: C.
+        bias: whether every class has one.
+        generator: draws the first weights.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.Softmax(code_size=4, n_classes=3).log_prob_all(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
 
     def __init__(
         self, code_size: int, n_classes: int, bias: bool = True, generator: torch.Generator | None = None
