@@ -159,21 +159,6 @@ class BayesianSVM(nn.Module):
         member, other = -2 * self.gamma * loss_if_member, -2 * self.gamma * loss_if_not
         return other.sum(1, keepdim=True) - other + member
 
-    def expected_complete(self, labels: Tensor, s: Tensor, posterior: LambdaPosterior | None = None) -> Tensor:
-        """[B]: the EM form (31)-(35) with lambda's posterior held fixed, plus that posterior's entropy.
-
-        -gamma (u^2 E[1/lambda] / 2 + u + distance / 2), u = 1 - y f, is E[log p(y, lambda | f)] but for terms that do
-        not depend on f, chosen so that it *touches* `log_prob` where the posterior was computed and lies below it
-        elsewhere. By Fisher's identity its gradient there is that of the hinge.
-        """
-        y = one_versus_all(labels, self.n_classes).to(s.dtype)
-        if posterior is None:
-            with torch.no_grad():
-                posterior = self.lambda_posterior(labels, s)
-        u = 1 - y * self.scores(s)
-        value = -self.gamma * (u.square() * posterior.mean_inverse / 2 + u + posterior.distance / 2)
-        return torch.where(y != 0, value, torch.zeros_like(value)).sum(1)
-
     def lambda_posterior(self, labels: Tensor, s: Tensor) -> LambdaPosterior:
         y = one_versus_all(labels, self.n_classes).to(s.dtype)
         return LambdaPosterior((1 - y * self.scores(s)).abs(), self.gamma)
