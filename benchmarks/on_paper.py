@@ -2,7 +2,7 @@
 
 For layer l with K maps, c maps below, P = p*p places, kernel k, and n = blocks * batch:
 
-    one product     2 P K c k^2 n       flops; Windows (model/gathering.py) multiplies zeros too: 2 P K c k (k+p-1) n,
+    one product     2 P K c k^2 n       flops; Windows (model/ops/im2col.py) multiplies zeros too: 2 P K c k (k+p-1) n,
                                         and over frequencies (model/fourier.py) there are several times fewer
     encoder         3 products          forward, gradient of the filters, gradient of the input (not for the image)
     decoder         3 products          forward, gradient of the dictionary, gradient of the unpooled values

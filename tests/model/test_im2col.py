@@ -10,8 +10,7 @@ from semisight.errors import UserError
 from semisight.model.architecture import Architecture, Layer
 from semisight.model.encoders.paper import Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.ops import curvature, fourier, pooling
-from semisight.model.ops import im2col as gathering
+from semisight.model.ops import curvature, fourier, im2col, pooling
 from semisight.model.ops import places as placing
 from semisight.model.ops.curvature import energies
 from semisight.model.ops.im2col import Geometry, Lines, Windows
@@ -41,7 +40,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(params=["Lines", "Windows", "Fourier"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_THIN", 1 if request.param == "Lines" else 10**9)
+    monkeypatch.setattr(im2col, "_THIN", 1 if request.param == "Lines" else 10**9)
     monkeypatch.setattr(fourier, "_GAIN", 0 if request.param == "Fourier" else 10**9)
 
 
@@ -112,7 +111,7 @@ def test_frequencies_are_taken_where_they_save_work_and_stay_as_exact() -> None:
 
 @pytest.mark.parametrize("kind", [Lines, Windows])
 @pytest.mark.parametrize(("kernel", "pool"), [(5, 2), (4, 3), (1, 2), (3, 1), (2, 4)])
-def test_scattering_is_the_adjoint_of_gathering(kind: type[Lines] | type[Windows], kernel: int, pool: int) -> None:
+def test_scattering_is_the_adjoint_of_im2col(kind: type[Lines] | type[Windows], kernel: int, pool: int) -> None:
     layout = kind(Geometry(kernel, pool, range(pool)))
     maps = random(2, 3 * pool + kernel - 1, 2 * pool + kernel - 1, 3, seed=1).detach()
     there = layout.empty(maps).zero_()

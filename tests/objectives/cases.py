@@ -24,7 +24,7 @@ from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.model.heads.tags import TagHead
 from semisight.model.image_model import ImageModel
 from semisight.model.ops.batch_norm import settle
-from semisight.model.ops.places import Chosen
+from semisight.model.ops.places import Chosen, PoolingWeights
 from semisight.model.posterior import NetworkEncoder, Noise, Posterior, batch_last
 from semisight.objectives.captions import Captions
 from semisight.objectives.consistency import Consistency
@@ -230,3 +230,8 @@ def only(**parts: Any) -> Consistency:
     """Consistency with every part off but those that are named."""
     off: dict[str, Any] = {"pseudo_labels": 0.0, "contrastive": 0.0, "spreading": 0.0, "bound_images": 0}
     return Consistency(**{**off, "augment": STILL, **parts})
+
+
+def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:
+    """q(z) of (6), [P, K, h, w, B], which the model never writes out."""
+    return torch.softmax(weights.logits(blocks.reshape(blocks.shape[0], -1))[1], dim=0).view(blocks.shape)

@@ -9,11 +9,12 @@ from semisight.model.architecture import Architecture, Layer, Nonlinearity
 from semisight.model.decoder import Decoder, maximising_alpha0
 from semisight.model.encoders.paper import POOLINGS, Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
+from semisight.model.ops.places import Chosen, PoolingWeights, choose_places
 from semisight.objectives.bound import Bound, kl_code, kl_places
 from semisight.objectives.gradients import gradient_named
 from semisight.objectives.joint import Joint
 from semisight.objectives.step import Batch, Rows
+from tests.objectives.cases import place_probabilities
 
 TINY = Architecture((2, 6, 6), (Layer(3, 3, 2), Layer(4, 2)))
 

@@ -16,11 +16,12 @@ from semisight.model.architecture import Architecture, Layer
 from semisight.model.decoder import Decoded
 from semisight.model.encoders.paper import Pooling
 from semisight.model.image_model import ImageModel
-from semisight.model.ops.places import Chosen, PoolingWeights, choose_places, place_probabilities
+from semisight.model.ops.places import Chosen, PoolingWeights, choose_places
 from semisight.model.ops.pooling import FAST, NAIVE
 from semisight.model.posterior import Noise, Posterior
 from semisight.objectives.bound import Bound, image_bound
 from semisight.objectives.gradients import NVIL, GradientName, gradient_named
+from tests.objectives.cases import place_probabilities
 
 ONE_Z = Architecture((1, 3, 5), (Layer(2, 2, 2), Layer(3, 1)))  # 256 joint z
 SAME = Architecture((1, 3, 6), (Layer(1, 4, 3, "same"), Layer(2, 1)))  # 81 joint z, every block cropped at an edge

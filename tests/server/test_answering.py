@@ -10,7 +10,7 @@ from semisight.data import load
 from semisight.inference.neighbours import Neighbours
 from semisight.runs.run import load_run
 from semisight.server.answering import Answer, Answerer, Question
-from semisight.server.image_index import encode_library, read_library
+from semisight.server.image_index import encode_index, read_index
 from tests.cli.commands import ok
 
 
@@ -70,14 +70,14 @@ def test_only_what_is_asked_for(answerer: Answerer, questions: list[Question]) -
 
 def test_an_image_is_nearest_to_itself(digits_run: Path) -> None:
     run = load_run(digits_run)
-    library = read_library(run, None, nothing)
-    encoded = encode_library(run, library, nothing)
-    assert len(encoded.names) == len(library) == 250
-    assert int(encoded.learned.sum()) == library.n_train < 250
+    index = read_index(run, None, nothing)
+    encoded = encode_index(run, index, nothing)
+    assert len(encoded.names) == len(index) == 250
+    assert int(encoded.learned.sum()) == index.n_train < 250
     answerer = Answerer(run)
     answerer.neighbours = Neighbours(encoded.seen.codes, encoded.names)
     names = [encoded.names[i] for i in (0, 77, 249)]
-    parts = {name: part.images[i] for part in library.parts for i, name in enumerate(part.names)}
+    parts = {name: part.images[i] for part in index.parts for i, name in enumerate(part.names)}
     for name, answer in zip(names, answerer([Question(parts[n].numpy(), nearest=4) for n in names]), strict=True):
         assert answer.nearest[0].file == name
         assert answer.nearest[0].similarity == pytest.approx(1, abs=1e-3)

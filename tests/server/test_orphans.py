@@ -47,6 +47,7 @@ def test_a_training_ends_with_its_killed_server(tmp_path: Path) -> None:
     with served(old, tmp_path / "labels.csv") as server:
         server.wait_until_read()
         server.post("/api/training", {"minutes": 60})
+        until(lambda: bool(processes_of(new)), "the child")  # it takes a moment to be there
         until(lambda: server.get("/api/training")["step"] > 0 or not processes_of(new), "a first step")
         (child,) = processes_of(new)
         assert os.getpgid(child) == child  # a signal to the server's group does not reach it

@@ -19,7 +19,14 @@ from semisight.data.symmetries import Symmetries
 
 @dataclass(frozen=True)
 class Augment:
-    """How far images are turned, shifted and so on, at most; lengths are shares of the image's half width."""
+    """How far images are turned, shifted and so on, at most; lengths are shares of the image's half width.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> images = ss.load("builtin:digits", limit=3).batch(torch.arange(3))
+        >>> ss.Augment(mirror=True)(images, torch.Generator().manual_seed(0)).shape
+        torch.Size([3, 1, 8, 8])
+    """
 
     turn: float = 0.26  # radians, 15 degrees
     scale: float = 0.15  # log of the factor

@@ -44,7 +44,8 @@ class Features:
         files: one name for each row; by default their numbers.
 
     Example:
-        >>> features = Features(np.random.default_rng(0).normal(size=(5, 1280)))
+        >>> import numpy as np, semisight as ss
+        >>> features = ss.Features(np.random.default_rng(0).normal(size=(5, 1280)))
         >>> features.shape, features.views, features.values([0, 3]).shape
         ((1280, 1, 1), 1, torch.Size([2, 1280, 1, 1]))
     """

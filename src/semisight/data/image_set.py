@@ -37,14 +37,20 @@ class Skipped:
 class ImageSet:
     """N images of one shape, and what some of them carry.
 
-    images   uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped. Features: any numbers,
-             float32 or (grids) float16
-    names    one per image: its path below the folder, or for instance "digits/00012"
-    columns  labels, tags, captions, by name (columns.py)
-    skipped  the files that were left out
-    source   where the images came from, for messages
-    views    further augmented views of the same images, each as `images`; of features only
-    notes    choices made while reading that people should know of
+    Args:
+        images: uint8 [N,C,H,W] in 0..255, or float32 [N,C,H,W] in [0,1]; may be memory-mapped. Features: any numbers,
+            float32 or (grids) float16.
+        names: one per image: its path below the folder, or for instance "digits/00012".
+        columns: labels, tags, captions, by name (columns.py).
+        skipped: the files that were left out.
+        source: where the images came from, for messages.
+        views: further augmented views of the same images, each as `images`; of features only.
+        notes: choices made while reading that people should know of.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.ImageSet.of(torch.rand(2, 1, 8, 8), names=["a", "b"]).shape
+        (1, 8, 8)
     """
 
     images: Tensor

@@ -43,14 +43,24 @@ def load(
 ) -> "ImageSet":
     """Reads images from any accepted source.
 
-    source            a path, or the name of a built-in set; see ACCEPTED
-    size              side of the images in pixels, scaled and cropped to a square; by default as they are, or for a
-                      folder of different sizes a size that suits them
-    channels          1 (grey) or 3 (colour); by default as they are
-    class_per_folder  the folders directly below a folder of images are its classes
-    limit             read at most so many images, drawn by `seed` (of scenes, the first)
-    part              "train" (default) or "test", for MNIST and CIFAR folders, which come in these parts
-    progress          called with (images done, images in all) while a folder is read
+    Args:
+        source: a path, or the name of a built-in set; see ACCEPTED.
+        size: side of the images in pixels, scaled and cropped to a square; by default as they are, or for a folder of
+            different sizes a size that suits them.
+        channels: 1 (grey) or 3 (colour); by default as they are.
+        class_per_folder: the folders directly below a folder of images are its classes.
+        limit: read at most so many images, drawn by `seed` (of scenes, the first).
+        seed: of that draw.
+        part: "train" (default) or "test", for MNIST and CIFAR folders, which come in these parts.
+        progress: called with (images done, images in all) while a folder is read.
+
+    Returns:
+        The images, with the labels, tags and captions that the source carries.
+
+    Example:
+        >>> import semisight as ss
+        >>> ss.load("builtin:digits", limit=20).shape
+        (1, 8, 8)
     """
     _check("size", size, 1)
     _check("limit", limit, 1)

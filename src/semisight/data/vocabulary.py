@@ -25,7 +25,18 @@ FORMAT = "semisight vocabulary 1"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """words[i] is the text of symbol i; the first two are the end and the unknown word."""
+    """words[i] is the text of symbol i; the first two are the end and the unknown word.
+
+    Args:
+        words: the text of every symbol.
+        min_count: how often a word had to occur.
+
+    Example:
+        >>> import semisight as ss
+        >>> words = ss.Vocabulary.from_captions(["a red ball", "a ball"], min_count=2)
+        >>> words.words[2:]
+        ('a', 'ball')
+    """
 
     words: tuple[str, ...]
     min_count: int = 1

@@ -95,8 +95,7 @@ _POOLED = (Layer(32, 5, 2, "same"), Layer(96, 5, 8, "same"), Layer(192, 2))
 SCENE_LAYERS = {64: (Layer(16, 5, 2, "same"), *_POOLED), 128: (Layer(24, 5, 4, "same"), *_POOLED)}
 SMOKE_SIZE, SMOKE_LAYERS = 16, (Layer(6, 3, 2, "same"), Layer(8, 5))
 
-
-TENFOLD = Xi(times=10)
+XI = Xi(times=10)
 AUGMENTED = Consistency(contrastive=0, spreading=0, augment=CAPTION_AUGMENT, weak=0.3, strong=1.0, bound_images=16)
 
 
@@ -118,7 +117,7 @@ class CaptionRow:
     per_image: int | None = None
     captioned: int = 32  # of a batch that also holds uncaptioned images
     batch_size: int = 32
-    xi: Xi = TENFOLD
+    xi: Xi = XI
     consistency: Consistency | None = AUGMENTED
     learning_rate: float = 2e-3
     average: float | None = 0.99

@@ -32,7 +32,7 @@ N_CODES = 20
 _MOST_KNOWN = 2000  # labelled codes that new images are kept away from
 _LEAST_CENTRES, _MOST_CLUSTERED = 8, 20_000  # centres; images, the most doubtful, that they are of
 _LEAST_TO_PLANT = 20  # labels
-_NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in propagation.py
+_NEIGHBOURS, _WIDTH = 10, 0.1  # of a code whose label is questioned; as in label_spreading.py
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,19 @@ Nonlinearity = Literal["none", "relu", "norm-relu"]  # after pooling; the paper 
 
 @dataclass(frozen=True)
 class Layer:
-    """One row entry of Table 5: `maps` dictionary elements of `kernel` x `kernel`, pooled by `pool` x `pool`."""
+    """One row entry of Table 5: `maps` dictionary elements of `kernel` x `kernel`, pooled by `pool` x `pool`.
+
+    Args:
+        maps: dictionary elements, K.
+        kernel: their side.
+        pool: side of a pooling block; 1 for no pooling.
+        padding: "valid", or "same" to keep height and width.
+
+    Example:
+        >>> import semisight as ss
+        >>> ss.Layer(32, kernel=5, pool=2).window
+        6
+    """
 
     maps: int
     kernel: int
@@ -63,7 +75,18 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Image shape (channels, height, width) and layers, bottom to top; refused at once if the sizes do not fit."""
+    """Image shape (channels, height, width) and layers, bottom to top; refused at once if the sizes do not fit.
+
+    Args:
+        image_shape: channels, height, width.
+        layers: bottom to top; the top one has no pooling.
+        nonlinearity: of the encoder: "none" (the paper's), "relu" or "norm-relu".
+
+    Example:
+        >>> import semisight as ss
+        >>> ss.Architecture((1, 8, 8), (ss.Layer(8, 3, pool=3), ss.Layer(16, 2))).code_shape
+        (16, 1, 1)
+    """
 
     image_shape: tuple[int, int, int]
     layers: tuple[Layer, ...]

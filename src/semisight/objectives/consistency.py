@@ -34,6 +34,11 @@ class Consistency:
         weak_augment: another augmentation under which the averaged model is asked, in full strength.
         bound_weight: so many nats of the bound per number of the image beside one nat per label; the loss is then in
             nats per labelled image. None: the bound has weight 1, and the labels have xi.
+
+    Example:
+        >>> import semisight as ss
+        >>> model = ss.ImageModel.suited_to(ss.load("builtin:digits", limit=20))
+        >>> objective = ss.Joint(model, consistency=ss.Consistency(contrastive=0.5, spreading=0))
     """
 
     pseudo_labels: float = 1.0

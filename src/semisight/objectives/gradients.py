@@ -55,7 +55,13 @@ class Gradient(Protocol):
 
 
 class StraightThrough(nn.Module):
-    """The gradient at the drawn z, taken as if it were q."""
+    """The gradient at the drawn z, taken as if it were q.
+
+    Example:
+        >>> import semisight as ss
+        >>> model = ss.ImageModel.suited_to(ss.load("builtin:digits", limit=20))
+        >>> objective = ss.Joint(model, gradient=ss.StraightThrough())
+    """
 
     through_z = True
 
@@ -70,14 +76,30 @@ class StraightThrough(nn.Module):
 
 
 class Local(StraightThrough):
-    """The exact change of log p when one block's value moves to another place."""
+    """The exact change of log p when one block's value moves to another place.
+
+    Example:
+        >>> import semisight as ss
+        >>> model = ss.ImageModel.suited_to(ss.load("builtin:digits", limit=20))
+        >>> objective = ss.Joint(model, gradient=ss.Local())
+    """
 
     def surrogate(self, x: Tensor, posterior: Posterior, decoded: Decoded, decoder: Decoder, bound: Bound) -> Tensor:
         return decoder.log_alpha0.detach().exp() * decoded.curvature
 
 
 class NVIL(nn.Module):
-    """The score function with the three variance reductions of Mnih and Gregor (2014)."""
+    """The score function with the three variance reductions of Mnih and Gregor (2014).
+
+    Args:
+        seed: of the weights of the baseline network.
+        decay: of the running mean and variance of the signal.
+
+    Example:
+        >>> import semisight as ss
+        >>> model = ss.ImageModel.suited_to(ss.load("builtin:digits", limit=20))
+        >>> objective = ss.Joint(model, gradient=ss.NVIL())
+    """
 
     through_z = False
     centre: Tensor

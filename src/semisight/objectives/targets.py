@@ -27,7 +27,18 @@ from semisight.objectives.step import Rows
 
 @dataclass(frozen=True)
 class Xi:
-    """The weight of a target: `value`, or `times` the paper's where there is none; reached over `warmup` steps."""
+    """The weight of a target: `value`, or `times` the paper's where there is none; reached over `warmup` steps.
+
+    Args:
+        value: the weight itself.
+        times: without a value, so many times the paper's weight.
+        warmup: steps over which the weight rises.
+
+    Example:
+        >>> import semisight as ss
+        >>> ss.Xi(times=10, warmup=4).ramp(0)
+        0.25
+    """
 
     value: float | None = None
     times: float = 1.0

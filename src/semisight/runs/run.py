@@ -266,6 +266,18 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
             learned and none held out, for then `best` is only the best at drawing images.
         device: auto, cpu, cuda, cuda:1 or mps.
         model: for a run that was trained with an encoder of your own, a model of the same parts.
+
+    Returns:
+        A `Run`: `run.predict`, `run.encode`, `run.caption`, `run.tag`.
+
+    Example:
+        >>> import semisight as ss, tempfile
+        >>> images = ss.load("builtin:digits", limit=60)
+        >>> objective = ss.Joint(ss.ImageModel.suited_to(images))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trained = ss.train(objective, images, out=folder, steps=2, overwrite=True)
+        ...     ss.load_run(folder).step
+        2
     """
     folder = open_folder(path)
     named = {"best": folder.best, "newest": folder.newest}

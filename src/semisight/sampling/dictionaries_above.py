@@ -4,7 +4,7 @@ The picture is linear in them too (dictionaries.py), but channels are coupled th
 K_l K_{l-1} k^2, is too large to write down, and too ill-conditioned for a draw by iterations.
 
 drawn       exactly, one map k and channel c at a time: its k^2 values given all others. For one channel c, everything
-            happens on the h w values of map c below. With W_n what these paint (painting.py) and u_k the unpooled map,
+            happens on the h w values of map c below. With W_n their decoder matrix and u_k the unpooled map,
 
                 G_n = W_n'W_n,   g_n = W_n'(X_n - X^_n),   Q_kc = precision I + alpha0 sum_n S'G_n S,   S d = d * u_k
 

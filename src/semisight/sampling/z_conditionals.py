@@ -11,8 +11,8 @@ nearest   For the z nearest the image, d_a is a shifted copy of the dictionary. 
           their windows do not overlap: within a map, those ceil(window / pool) blocks apart, down and across. Such a
           set of windows is lifted out of the residual, all maps are drawn on it one after the other, and it is put
           back. All images are drawn at once.
-above     For z further up, d_a depends on the z below, image by image (painting.py). All maps and places of one block
-          position are painted at once; then the maps are drawn one after the other, position by position.
+above     For z further up, d_a depends on the z below, image by image (decoder_matrix.py). All maps and places of one
+          block position are decoded at once; then the maps are drawn one after the other, position by position.
 
 Both change `residual` (X - X^) and `places` in place. `log_prior` adds to the logits, for annealing; None is uniform.
 """

@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Library:
+class ImageIndex:
     """Images in one or several sets; those before `n_train` were learned from."""
 
     parts: tuple[ImageSet, ...]
@@ -111,11 +111,11 @@ class Encoded:
     learned: Tensor  # bool [N]: whether the run learned from it
 
 
-def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
+def read_index(run: Run, folder: str | None, progress: Progress) -> ImageIndex:
     """The images that the run learned from, labelled or not; or those of another folder."""
     if folder is not None:
         images = load_for(run, folder, progress=progress)
-        return Library((images,), 0, str(Path(folder).expanduser().absolute()))
+        return ImageIndex((images,), 0, str(Path(folder).expanduser().absolute()))
     data = dataclasses.replace(run.data().settings, only_labelled=False)
     try:
         sets = sets_of(data, run.config.seed, progress)
@@ -143,27 +143,27 @@ def read_library(run: Run, folder: str | None, progress: Progress) -> Library:
         for name, said in zip(part.names, part.captions, strict=True)
         if said
     }
-    return Library(parts, len(sets.train), data.source, known, captions)
+    return ImageIndex(parts, len(sets.train), data.source, known, captions)
 
 
 @torch.no_grad()
-def encode_library(run: Run, library: Library, progress: Progress) -> Encoded:
+def encode_index(run: Run, index: ImageIndex, progress: Progress) -> Encoded:
     generator = torch.Generator().manual_seed(0)
     names: list[str] = []
     codes, probabilities, learned = [], [], []
-    total = min(len(library), MOST_ENCODED)
-    for number, positions in library.sample(run.config.seed):
-        part = library.parts[number]
-        named = torch.tensor([part.names[i] in library for i in positions.tolist()], dtype=torch.bool)
-        for index in positions[named].split(_BATCH):
+    total = min(len(index), MOST_ENCODED)
+    for number, positions in index.sample(run.config.seed):
+        part = index.parts[number]
+        named = torch.tensor([part.names[i] in index for i in positions.tolist()], dtype=torch.bool)
+        for batch in positions[named].split(_BATCH):
             if not run.has("labels"):
-                codes.append(run.model.mean_code(part.batch(index).to(run.device), generator).cpu())
+                codes.append(run.model.mean_code(part.batch(batch).to(run.device), generator).cpu())
             else:
-                seen = see(run.model, run.labels.head, part.subset(index), run.labels.calibration.probabilities)
+                seen = see(run.model, run.labels.head, part.subset(batch), run.labels.calibration.probabilities)
                 codes.append(seen.codes)
                 probabilities.append(seen.probabilities)
-            names += [part.names[i] for i in index.tolist()]
-            learned += [number == 0 and library.n_train > 0] * len(index)
+            names += [part.names[i] for i in batch.tolist()]
+            learned += [number == 0 and index.n_train > 0] * len(batch)
             progress(len(names), total)
     found = Seen(torch.cat(codes), torch.cat(probabilities) if probabilities else torch.full((len(names), 2), 0.5))
     return Encoded(tuple(names), found, torch.tensor(learned))

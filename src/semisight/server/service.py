@@ -25,7 +25,7 @@ from semisight.inference.search import WordSearch
 from semisight.runs.run import Run, Which, load_run
 from semisight.server.answering import Answer, Answerer, Question
 from semisight.server.batching import Batcher
-from semisight.server.image_index import Encoded, Library, encode_library, read_library
+from semisight.server.image_index import Encoded, ImageIndex, encode_index, read_index
 from semisight.server.limits import Limits
 from semisight.server.retraining import Retraining, Training, train_command, write_captions
 from semisight.untrusted import recorded_file
@@ -110,7 +110,7 @@ class Service:
         self.training = training(self._take_over)
         self.reading = Reading()
         self._table_path = table_for(run, options)
-        self._library: Library | None = None
+        self._index: ImageIndex | None = None
         self._table: Table | None = None
         self._encoded: Encoded | None = None
         self._lock = threading.Lock()
@@ -157,10 +157,10 @@ class Service:
     # --- images of the run
 
     @property
-    def library(self) -> Library:
-        if self._library is None:
+    def index(self) -> ImageIndex:
+        if self._index is None:
             raise NotReady
-        return self._library
+        return self._index
 
     @property
     def table(self) -> Table:
@@ -170,11 +170,11 @@ class Service:
 
     def _read(self) -> None:
         try:
-            library = read_library(self.run, self.options.images, self._progress)
+            index = read_index(self.run, self.options.images, self._progress)
             # A new table begins with what the run knows, so that the next training knows it too.
-            table = Table(self._table_path, library.known, self.options.session)
-            self.known = _known(library, table)
-            self._library, self._table = library, table
+            table = Table(self._table_path, index.known, self.options.session)
+            self.known = _known(index, table)
+            self._index, self._table = index, table
             self._encode(self.answerer)
         except Exception as error:  # the model answers all the same; the pages say what is missing
             if not self._closing.is_set():
@@ -187,8 +187,8 @@ class Service:
         self.reading = replace(self.reading, done=done, total=total)
 
     def _encode(self, answerer: Answerer) -> None:
-        self.reading = Reading("encoding", 0, len(self.library))
-        encoded = encode_library(answerer.run, self.library, self._progress)
+        self.reading = Reading("encoding", 0, len(self.index))
+        encoded = encode_index(answerer.run, self.index, self._progress)
         mask = encoded.learned if bool(encoded.learned.any()) else ~encoded.learned
         names = [name for name, mine in zip(encoded.names, mask.tolist(), strict=True) if mine]
         answerer.neighbours = Neighbours(encoded.seen.codes[mask], names)
@@ -218,36 +218,36 @@ class Service:
         """Looks after the table beside all requests: others' changes come in, ours go out. Nobody waits for it."""
         trimmed = time.monotonic()
         while not self._closing.wait(_TENDED):
-            table, library = self._table, self._library
-            if table is not None and library is not None:
+            table, index = self._table, self._index
+            if table is not None and index is not None:
                 with contextlib.suppress(UserError):  # tried again; `table.problem` says it on the page
                     table.tend()
-                self._catch_up(library, table)
+                self._catch_up(index, table)
                 if table.generation != self.known.generation:
-                    self._look_up(library, table)
+                    self._look_up(index, table)
             if time.monotonic() - trimmed > _TRIMMED:
                 _trim()
                 trimmed = time.monotonic()
 
-    def _look_up(self, library: Library, table: Table) -> None:
+    def _look_up(self, index: ImageIndex, table: Table) -> None:
         with self._lock:
             self._recent = []
-        known = _known(library, table)  # seconds, for a million rows: nobody waits meanwhile
+        known = _known(index, table)  # seconds, for a million rows: nobody waits meanwhile
         with self._lock:
             for name, entry in self._recent:
                 known.set(name, entry)
             self.known = known
 
-    def _catch_up(self, library: Library, table: Table) -> None:
+    def _catch_up(self, index: ImageIndex, table: Table) -> None:
         """What other processes have labelled, and what was taken back, which comes next again."""
         with self._lock:
             for file, entry in table.news():
-                if (name := library.named(file)) is not None:
+                if (name := index.named(file)) is not None:
                     self.known.files.setdefault(name, file)
                     self._note(name, entry)
             returned = table.returned[self._returned :]
             self._returned += len(returned)
-            names = [name for name in map(library.named, returned) if name is not None]
+            names = [name for name in map(index.named, returned) if name is not None]
             self._queue = [*reversed(names), *(name for name in self._queue if name not in names)]
 
     def _note(self, name: str, entry: Entry) -> None:
@@ -272,10 +272,10 @@ class Service:
 
     def suggestions(self, n: int) -> list[Suggestion]:
         """The next images to label. They stay the next ones until they are labelled or skipped."""
-        library, table = self.library, self.table
+        index, table = self.index, self.table
         table.glance()
-        self._catch_up(library, table)
-        passed = {library.named(file) for file in list(table.passed)}
+        self._catch_up(index, table)
+        passed = {index.named(file) for file in list(table.passed)}
         with self._lock:
             encoded = self._encoded
             if encoded is None:
@@ -320,24 +320,24 @@ class Service:
             raise Unknown from None
         with self._lock:
             self._note(name, entry)
-        self._catch_up(self.library, self.table)
+        self._catch_up(self.index, self.table)
         return entry
 
     def _file_in_table(self, name: str) -> str:
         """As the table calls the image already, if it does."""
-        if name not in self.library:
+        if name not in self.index:
             raise Unknown
         return self.known.files.get(name, name)
 
     # --- training
 
     def retrain(self, minutes: float | None) -> None:
-        run, library, table = self.run, self.library, self.table
+        run, index, table = self.run, self.index, self.table
         if not table.read_only and not table.merge(quiet=0.0):
             raise UserError(f"the labels cannot be brought into {table.path}: {table.problem or 'try again'}")
         entries = self.entries()
         classes = {entry.label for entry in entries.values() if entry.label}
-        said = bool(library.captions) or any(entry.caption for entry in entries.values())
+        said = bool(index.captions) or any(entry.caption for entry in entries.values())
         has_captions = run.has("captions") and said  # images of another folder may have none
         if len(classes) < 2 and not has_captions:
             or_captions = ", or write captions" if run.has("captions") else ""
@@ -345,8 +345,8 @@ class Service:
         labels = table.path if len(classes) > 1 else None
 
         def command(out: Path) -> list[str]:
-            captions = write_captions(out, library.captions, entries) if has_captions else None
-            return train_command(run, library.source, labels, captions, out, minutes)
+            captions = write_captions(out, index.captions, entries) if has_captions else None
+            return train_command(run, index.source, labels, captions, out, minutes)
 
         self.training.start(command, run.folder.path.absolute())
 
@@ -380,9 +380,9 @@ def _table_of(run: Run) -> Path:
     return own
 
 
-def _known(library: Library, table: Table) -> Known:
+def _known(index: ImageIndex, table: Table) -> Known:
     generation = table.generation
-    named = ((library.named(file), file, entry) for file, entry in table.snapshot().items())
+    named = ((index.named(file), file, entry) for file, entry in table.snapshot().items())
     found = [(name, file, entry) for name, file, entry in named if name is not None]
     entries = {name: entry for name, _, entry in found}
     return Known(

@@ -139,9 +139,9 @@ def create_app(service: Service, access: Access) -> FastAPI:
     )
     def image(file: Annotated[str, Query(max_length=1000)]) -> Response:
         """One of the images of the run, to look at."""
-        if file not in service.library:
+        if file not in service.index:
             raise Unknown
-        content = service.library.image(file)
+        content = service.index.image(file)
         kind = "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
         return Response(content, media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
 
@@ -291,7 +291,7 @@ def _table(service: Service) -> schemas.TableOut | None:
         table, counts = service.table, service.known.counts()
         return schemas.TableOut(
             path=str(table.path),
-            images=len(service.library),
+            images=len(service.index),
             labelled=sum(counts.values()),
             captioned=service.known.captions[True],
             counts=counts,

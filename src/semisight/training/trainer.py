@@ -1,6 +1,6 @@
 """Section 4, learning: stochastic ascent of the bound by Adam, until a validation set says that it is enough.
 
-    every step:   see stepping.py; now and then log and save
+    every step:   see step.py; now and then log and save
     every epoch:  validate, keep the best, stop when the best is `patience` epochs old, save
 
 A run can be killed at any moment and resumed: on one process the result equals that of an uninterrupted run to the

@@ -99,7 +99,22 @@ class CodeMLP(nn.Module):
 
 
 class PaperEncoder(nn.Module):
-    """q(s, z | X); `X` comes as [C, H, W, B]."""
+    """q(s, z | X); `X` comes as [C, H, W, B].
+
+    Args:
+        architecture: that of the decoder.
+        pooling: how places are chosen: one of POOLINGS.
+        generator: draws the first weights.
+        pooling_gain: how strongly larger values are preferred at the start, where places are chosen.
+        operators: fast ones, or their naive twins.
+        reach: inputs beyond it are levelled out where places are chosen.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> architecture = ss.Architecture((1, 8, 8), (ss.Layer(8, 3, pool=3), ss.Layer(16, 2)))
+        >>> ss.PaperEncoder(architecture, "expected", torch.Generator().manual_seed(0)).code_shape
+        (16, 1, 1)
+    """
 
     centre: Tensor
     scale: Tensor

@@ -48,7 +48,25 @@ class State:
 
 
 class CaptionHead(nn.Module):
-    """p(Y | s), for whole captions (`log_prob`, `log_symbols`) and word by word (`start`, `step`, `log_words`)."""
+    """p(Y | s), for whole captions (`log_prob`, `log_symbols`) and word by word (`start`, `step`, `log_words`).
+
+    Args:
+        code_size: J, the numbers of a code.
+        vocab_size: the symbols of a `Vocabulary`.
+        hidden_size: of the recurrent cell.
+        embedding_size: of a word.
+        cell: "gru" or "lstm".
+        start: how the weights are drawn, "paper" or "wide".
+        code_at_every_step: the cell sees the code with every word, not only at the start.
+        dropout: of the embedded words and of the states that words are predicted from.
+        generator: draws the first weights.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> head = ss.CaptionHead(4, vocab_size=6, hidden_size=8, embedding_size=8)
+        >>> head.log_prob(torch.tensor([[2, 3, 0]]), torch.zeros(1, 4)).shape
+        torch.Size([1])
+    """
 
     def __init__(
         self,

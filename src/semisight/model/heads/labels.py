@@ -101,9 +101,20 @@ class LambdaPosterior:
 
 
 class BayesianSVM(nn.Module):
-    """C one-versus-all Bayesian SVMs on the code s; `gamma`, one or one per class, weighs errors against the prior.
+    """C one-versus-all Bayesian SVMs on the code s.
 
-    `precision` is that of beta's prior, 1 in the paper.
+    Args:
+        code_size: J, the numbers of a code.
+        n_classes: C.
+        gamma: weighs errors against the prior; one number, or one per class.
+        bias: whether every class has one.
+        generator: draws the first weights.
+        precision: that of beta's prior, 1 in the paper.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.BayesianSVM(code_size=4, n_classes=3).decision(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
     """
 
     gamma: Tensor
@@ -148,21 +159,6 @@ class BayesianSVM(nn.Module):
         member, other = -2 * self.gamma * loss_if_member, -2 * self.gamma * loss_if_not
         return other.sum(1, keepdim=True) - other + member
 
-    def expected_complete(self, labels: Tensor, s: Tensor, posterior: LambdaPosterior | None = None) -> Tensor:
-        """[B]: the EM form (31)-(35) with lambda's posterior held fixed, plus that posterior's entropy.
-
-        -gamma (u^2 E[1/lambda] / 2 + u + distance / 2), u = 1 - y f, is E[log p(y, lambda | f)] but for terms that do
-        not depend on f, chosen so that it *touches* `log_prob` where the posterior was computed and lies below it
-        elsewhere. By Fisher's identity its gradient there is that of the hinge.
-        """
-        y = one_versus_all(labels, self.n_classes).to(s.dtype)
-        if posterior is None:
-            with torch.no_grad():
-                posterior = self.lambda_posterior(labels, s)
-        u = 1 - y * self.scores(s)
-        value = -self.gamma * (u.square() * posterior.mean_inverse / 2 + u + posterior.distance / 2)
-        return torch.where(y != 0, value, torch.zeros_like(value)).sum(1)
-
     def lambda_posterior(self, labels: Tensor, s: Tensor) -> LambdaPosterior:
         y = one_versus_all(labels, self.n_classes).to(s.dtype)
         return LambdaPosterior((1 - y * self.scores(s)).abs(), self.gamma)
@@ -195,7 +191,19 @@ class BayesianSVM(nn.Module):
 
 
 class Softmax(nn.Module):
-    """The softmax likelihood in the SVM's place (end of section 3.1): log p(l|s) = f_l - log sum_k exp f_k."""
+    """The softmax likelihood in the SVM's place (end of section 3.1): log p(l|s) = f_l - log sum_k exp f_k.
+
+    Args:
+        code_size: J, the numbers of a code.
+        n_classes: C.
+        bias: whether every class has one.
+        generator: draws the first weights.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.Softmax(code_size=4, n_classes=3).log_prob_all(torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
 
     def __init__(
         self, code_size: int, n_classes: int, bias: bool = True, generator: torch.Generator | None = None

@@ -27,6 +27,11 @@ class TagHead(nn.Module):
         n_tags: C.
         kind: "svm" or "logistic".
         gamma: weighs the SVM's errors against its prior.
+
+    Example:
+        >>> import semisight as ss, torch
+        >>> ss.TagHead(code_size=4, n_tags=5).decision(torch.zeros(2, 4)).shape
+        torch.Size([2, 5])
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Section 2, (3) and (5): the sums of gathering.py, worked out on the maps' frequencies, for layers with many maps.
+"""Section 2, (3) and (5): the sums of im2col.py, worked out on the maps' frequencies, for layers with many maps.
 
 A convolution is a product at every frequency. With e(t) = exp(2 pi i t), for maps of H x W and kernels of k x k,
 

@@ -315,11 +315,6 @@ def pool_expected(blocks: Tensor, weights: PoolingWeights) -> Tensor:
     return out.view(blocks.shape[1:])
 
 
-def place_probabilities(blocks: Tensor, weights: PoolingWeights) -> Tensor:
-    """q(z) for reports and samplers, [P, K, h, w, B]."""
-    return torch.softmax(weights.logits(blocks.reshape(blocks.shape[0], -1))[1], dim=0).view(blocks.shape)
-
-
 def choose_from_logits(logits: Tensor, uniform: Tensor, through: bool) -> Chosen:
     """The same where an encoder gives eta itself, [P, K, h, w, B]; it pools by other means, `pooled` is the index."""
     log_q = logits.contiguous().log_softmax(0)

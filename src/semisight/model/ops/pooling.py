@@ -1,10 +1,10 @@
 """Section 2, (2)-(3) and (5)-(6): convolution read in pooling blocks, unpooling with deconvolution, each one product.
 
 Inside the model the batch is the LAST axis: maps are [K, H, W, B] and pooling blocks [P, K, h, w, B], P = p*p places.
-Gathering patches is then a copy of long contiguous runs, softmax and sampling over places vectorise, and almost all
+Copying patches is then a copy of long contiguous runs, softmax and sampling over places vectorise, and almost all
 time is spent in matrix products.
 
-Convolution and deconvolution are adjoint, and each is a handful of products over maps copied once (gathering.py):
+Convolution and deconvolution are adjoint, and each is a handful of products over maps copied once (im2col.py):
 
     correlate(X, F)[a, k, i, j] = <F[k] laid at place a, block (i, j) of X>      all places of a block
     spread(U, F) = sum over blocks of sum_{a,k} U[a, k, i, j] F[k] at place a    unpooled values, deconvolved
