@@ -10,7 +10,6 @@ out the start of workers: they are taken from the answers between the first and 
 import importlib.util
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, Goal
 from benchmarks.folder import MB, make_folder, part_of
+from benchmarks.memory import peak_bytes
 from semisight.data.samples import parts_of, read_part
 from semisight.data.shards import write_shards
 from semisight.engines import Engine
@@ -139,4 +139,4 @@ def _second_process(place: Path, size: Scale) -> Figure:
 if __name__ == "__main__":
     run_folder, source, out = sys.argv[1:4]
     answer(Asked("predict", run_folder, source, out), workers=0)
-    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    print(json.dumps(peak_bytes()))

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.cost import SMALL_COST, measure_cost
-from benchmarks.scale import SMALL_SCALE, measure_scale
+from benchmarks.folder import make_folder
+from benchmarks.scale import SMALL_SCALE, _peak, _train, measure_scale
 
 pytest.importorskip("pyarrow", reason="answers in Parquet need pyarrow")
 
@@ -19,6 +21,15 @@ def test_smoke_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert reading.value > 0 and memory.details["peak_mb"]["few"] > 50
     assert step.value > 0 and set(step.details["ms_per_step"]) == {"1", "2"}
+
+
+def test_peak_memory_is_not_that_of_the_process_that_started_it(tmp_path: Path) -> None:
+    """The kernel passes getrusage's peak on to a new program."""
+    make_folder(tmp_path / "images", 4)
+    _train(tmp_path / "run", 1, 1)
+    held = np.ones(1_500_000_000, np.uint8)
+    found = _peak(str(tmp_path / "run"), tmp_path / "images", tmp_path / "out")
+    assert 50e6 < found < held.nbytes
 
 
 def test_smoke_of_the_cost_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +146,34 @@ def test_pixels_beyond_memory_are_mapped(shards: dict[str, Path], monkeypatch: p
     monkeypatch.setattr(webdataset, "IN_MEMORY", 100)
     assert isinstance(webdataset.room_for((1, 1, 10, 20), "images"), np.memmap)
     assert (load(shards["webdataset"]).images == plain.images).all()
+
+
+@pytest.mark.parametrize("form", ["webdataset", "parquet"])
+def test_an_image_that_cannot_be_decoded_does_not_bring_the_others_into_memory(
+    form: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from semisight.data.formats import parquet, webdataset
+
+    for file in folder.rglob("*.png"):
+        whole = file.read_bytes()
+        (tmp_path / "files").mkdir(exist_ok=True)
+        # its header is good, so that room is made for it
+        (tmp_path / "files" / file.name).write_bytes(whole[:-60] if file.name in ("00.png", "07.png") else whole)
+    write_shards(str(tmp_path / "files"), tmp_path / "out", per_shard=5, format=form)  # type: ignore[arg-type]
+    rooms: list[np.ndarray] = []
+    plain = webdataset.room_for
+
+    def room(shape: tuple[int, int, int, int], what: str) -> Any:
+        rooms.append(plain(shape, what))
+        return rooms[-1]
+
+    monkeypatch.setattr(webdataset, "IN_MEMORY", 100)
+    monkeypatch.setattr(parquet if form == "parquet" else webdataset, "room_for", room)
+    images = load(tmp_path / "out")
+    assert len(images) == N - 2 and len(images.skipped) == 2
+    assert isinstance(rooms[0], np.memmap) and np.shares_memory(rooms[0], images.images.numpy())
+    rest = [i for i in range(N) if i not in (0, 7)]
+    assert (images.images.numpy() == PIXELS[rest].transpose(0, 3, 1, 2)).all()
 
 
 def test_a_stream_refuses_what_makes_no_sense(shards: dict[str, Path]) -> None:

@@ -15,9 +15,10 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,10 @@ from semisight.errors import UserError
 
 _HERE = 4  # so few images are done in this process: a worker takes as long to start
 _COMMIT_SECONDS = 1.0
+
+# Has features of images worked out elsewhere (engines/features.py): a job, the images, and what is to be told of some
+# of them: their answers, whose rows count from 0, and those rows.
+Share = Callable[[Mapping[str, Any], Sequence[Todo], Callable[[Sequence[Answer], bytes], None]], None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ def cached_features(
     cache: str | Path | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    share: Share | None = None,
 ) -> Features:
     """The features of images by a backbone, from the cache; what is not there yet is worked out first.
 
@@ -81,6 +87,7 @@ def cached_features(
         cache: by default semisight's folder in the user's folder for caches.
         workers: processes; by default one per core, at most 8. 0: all in this process.
         progress: called with (done, in all), images, while features are worked out; not at all if all are there.
+        share: an engine that works features out in place of worker processes (`semisight.engines.features`).
 
     Returns:
         Features of what could be read, in the order of the images; `skipped` says what could not.
@@ -96,7 +103,7 @@ def cached_features(
                 with _turn(index, backbone, wanted, found, views, space, progress) as found:
                     if missing := found.missing():
                         index.make_room(backbone.feature_shape, found)
-                        passing = _work_out(index, space, backbone, wanted, missing, workers, progress)
+                        passing = _work_out(index, space, backbone, wanted, missing, workers, progress, share)
                         found = index.find(space, wanted.keys, views)
                         found.reasons.update(passing)
             if not found.missing() and (store := index.opened(found, backbone.feature_shape)) is not None:
@@ -232,11 +239,14 @@ def _work_out(
     missing: list[tuple[int, list[int]]],
     workers: int | None,
     progress: Progress | None,
+    share: Share | None = None,
 ) -> dict[int, str]:
     """The missing views of these images to the cache; for those that cannot be read at the moment, why."""
     views_of, job = dict(missing), backbone.job
+    if share is not None and job is None:
+        raise UserError(f"{backbone.name} runs in this process only, no engine can make it again: leave --engine out.")
     n_workers = min(len(missing), min(cores(), 8) if workers is None else workers)
-    here = job is None or n_workers == 0 or (workers is None and len(missing) <= _HERE)
+    here = job is None or share is not None or n_workers == 0 or (workers is None and len(missing) <= _HERE)
     todo: list[Todo] = [(i, wanted.files[i], views) for i, views in missing]
     rows: list[tuple[bytes, int, str, int]] = []
     unreadable: list[tuple[bytes, str]] = []
@@ -269,7 +279,14 @@ def _work_out(
     old, new = index.shards_to_write(space, backbone, 1 if here else n_workers)
     row_bytes = 2 * int(np.prod(backbone.feature_shape))
     try:
-        if job is None or here:
+        if job is not None and share is not None:
+            with (
+                contextlib.closing(ShardWriter(index.folder, old, new, row_bytes)) as shard,
+                _array_on_disk(wanted.array, index.folder) as array,
+            ):
+                needs = {"network": dict(job.network), "folder": str(wanted.folder), "array": array}
+                share(needs, todo, lambda lines, rows: _keep(shard, lines, rows, backbone.feature_shape, answer))
+        elif job is None or here:
             read = from_files(wanted.folder) if wanted.array is None else from_array(wanted.array)
             with contextlib.closing(ShardWriter(index.folder, old, new, row_bytes)) as shard:
                 work_out(todo, read, backbone, shard, answer)
@@ -295,13 +312,28 @@ def _work_out(
     return passing
 
 
+def _keep(
+    shard: ShardWriter,
+    lines: Sequence[Answer],
+    rows: bytes,
+    shape: tuple[int, int, int],
+    answer: Callable[[Answer], None],
+) -> None:
+    """Rows that came from elsewhere to the shard; the answers once they are safe."""
+    first = shard.n_rows
+    shard.append(np.frombuffer(rows, np.float16).reshape(-1, *shape))
+    shard.sync()
+    for line in lines:
+        answer(line if line[1] is None else [line[0], shard.name, first + line[2]])
+
+
 @contextlib.contextmanager
-def _array_on_disk(array: npt.NDArray[np.uint8] | None) -> Iterator[str | None]:
+def _array_on_disk(array: npt.NDArray[np.uint8] | None, place: Path | None = None) -> Iterator[str | None]:
     """A set in memory as a file that worker processes map instead of being sent it."""
     if array is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="semisight-") as folder:
+    with tempfile.TemporaryDirectory(prefix="semisight-", dir=place) as folder:
         file = os.path.join(folder, "images.npy")
         np.save(file, array)
         yield file

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,16 @@ _LARGEST = 65504.0  # of float16
 Todo = tuple[int, str, Sequence[int]]  # number of the image, its name, the views wanted
 Read = Callable[[str, int], tuple[Image.Image, str]]  # name and least side to the image and what its views are drawn by
 Answer = list[Any]  # [number, shard, first row], or [number, None, reason, whether the reason lies in the content]
+
+
+class Appended(Protocol):
+    """Where rows go: a shard, or what a worker elsewhere sends back."""
+
+    name: str
+    n_rows: int
+
+    def append(self, rows: npt.NDArray[np.float16]) -> None: ...
+    def sync(self) -> None: ...
 
 
 class ShardWriter:
@@ -118,7 +128,7 @@ def work_out(
     todo: Iterable[Todo],
     read: Read,
     backbone: Backbone,
-    shard: ShardWriter,
+    shard: Appended,
     answer: Callable[[Answer], None],
 ) -> None:
     """Features of all these images to the shard; an answer for each, in order within what was read."""

@@ -33,7 +33,7 @@ from semisight.data.workers import cores
 from semisight.errors import UserError
 from semisight.inference.encode import encode_set
 from semisight.inference.labels import FittedCalibration, decide
-from semisight.runs.images import Progress, Sets, sets_of, with_features
+from semisight.runs.images import Progress, Sets, sets_of, share_of, with_features
 from semisight.runs.on_features import Judged, calibrate, judge
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import Way, few_enough, on_pixels, side_for
@@ -381,7 +381,7 @@ def _with_features(sets: Sets, data: DataSettings, progress: Progress | None) ->
     """Of images in memory, parted as they are."""
 
     def of(images: ImageSet) -> ImageSet:
-        return with_features(images, None, data.backbone or "", data.views, progress)
+        return with_features(images, None, data.backbone or "", data.views, progress, share=share_of(data))
 
     return dataclasses.replace(sets, train=of(sets.train), valid=None if sets.valid is None else of(sets.valid))
 

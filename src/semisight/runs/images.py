@@ -33,7 +33,7 @@ from semisight.data.columns import (
     choose_labelled,
     hide_labels,
 )
-from semisight.data.feature_cache import cached_features
+from semisight.data.feature_cache import Share, cached_features
 from semisight.data.features import is_feature_file, read_features
 from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
 from semisight.data.formats.pictures import Header, Unreadable, read_header
@@ -355,11 +355,22 @@ def _features(
 ) -> tuple[ImageSet, Tensor]:
     """The same with the features of a backbone in the pixels' place, from the cache of features."""
     folder = found.form.folder if found.form else None
-    read = with_features(wanted, folder, data.backbone or "", data.views, progress, grid=data.grid)
+    read = with_features(
+        wanted, folder, data.backbone or "", data.views, progress, grid=data.grid, share=share_of(data)
+    )
     place = {printable(name): i for i, name in enumerate(wanted.names)}
     places = torch.tensor([place[name] for name in read.names], dtype=torch.int64)
     skipped = tuple(sorted({*found.skipped, *read.skipped}, key=lambda skip: skip.name))
     return dataclasses.replace(read, skipped=skipped), places
+
+
+def share_of(data: DataSettings) -> Share | None:
+    """Who works out features, if not worker processes of this machine."""
+    if data.engine == "local":
+        return None
+    from semisight.engines.features import share_by
+
+    return share_by(data.engine, address=data.address)
 
 
 def with_features(
@@ -370,6 +381,7 @@ def with_features(
     progress: Progress | None = None,
     *,
     grid: bool = False,
+    share: Share | None = None,
 ) -> ImageSet:
     """The images with features in the pixels' place: of the files of a folder, by their names, or of those in memory.
     Those that cannot be read are left out."""
@@ -378,9 +390,9 @@ def with_features(
     network = resolve(backbone, pooled=not grid)
     trust(backbone)  # runs that name it may use it from now on
     if folder is not None:
-        features = cached_features(folder, network, views=views, names=images.names, progress=progress)
+        features = cached_features(folder, network, views=views, names=images.names, progress=progress, share=share)
     else:
-        features = cached_features(images, network, views=views, progress=progress)
+        features = cached_features(images, network, views=views, progress=progress, share=share)
     place = {printable(name): i for i, name in enumerate(images.names)}
     known = images.subset([place[printable(name)] for name in features.names])
     # a grid has half a million bytes for each image: half of them will do

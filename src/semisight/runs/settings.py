@@ -58,6 +58,17 @@ class DataSettings:
         help="With --backbone: the map of features with its places instead of one vector for each image. For captions.",
         panel=_IMAGES,
     )
+    engine: Literal["local", "ray"] = setting(
+        default="local",
+        help="With --backbone: who works out the features, worker processes of this machine or a Ray cluster.",
+        panel=_IMAGES,
+    )
+    address: str | None = setting(
+        default=None,
+        help="Of the Ray cluster: HOST:PORT, or auto for the one this machine belongs to.",
+        panel=_IMAGES,
+        shown="one that is started here",
+    )
     labels: str | None = setting(
         default=None,
         help="A CSV file with the columns file,label, or a .npy array of one label for each image (-1: unknown). "
@@ -151,6 +162,10 @@ class DataSettings:
             raise UserError(f"{stray[0]} is about captions: say which with --captions FILE (or builtin).")
         if self.grid and self.backbone is None:
             raise UserError("--grid is about the features of a pretrained network: say which with --backbone.")
+        if self.address is not None and self.engine != "ray":
+            raise UserError("--address is that of a Ray cluster: give --engine ray, too.")
+        if self.engine == "ray" and self.backbone is None:
+            raise UserError("--engine ray works out the features of a pretrained network: say which with --backbone.")
         if self.tags is None and self.tags_known is not None:
             raise UserError("--tags-known is about tags: say which with --tags FILE (or builtin).")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from semisight.data.formats.folders import Progress, choose_size
 from semisight.data.formats.pictures import MAX_PIXELS, Header, Unreadable, read_header, read_pixels
-from semisight.data.formats.webdataset import as_set, room_for
+from semisight.data.formats.webdataset import as_set, kept, room_for
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
 from semisight.data.samples import PARQUET, Sample, parts_of, read_part
 from semisight.errors import UserError
@@ -59,22 +59,22 @@ def read_parquet(
     channels = channels or (1 if all(header.grey for header in headers) else 3)
     pixels = room_for((len(found), channels, height, width), f"{len(found)} images of {where}")
     row_of = {place: row for row, (place, _, _) in enumerate(found)}
-    kept: list[int] = []
+    filled: list[int] = []
     for place, sample in enumerate(_samples(files)):
         if place not in row_of or sample.image is None:
             continue
         try:
             pixels[row_of[place]] = read_pixels(io.BytesIO(sample.image), height, width, channels, max_pixels)
-            kept.append(row_of[place])
+            filled.append(row_of[place])
         except Unreadable as error:
             skipped.append(Skipped(sample.name, str(error)))
         if progress is not None:
-            progress(len(kept), len(found))
-    if not kept:
+            progress(len(filled), len(found))
+    if not filled:
         raise UserError(f"no image in {where} could be read. {skipped_summary(skipped)}")
-    kept.sort()
-    named = [found[row][1] for row in kept]
-    return as_set(pixels[kept] if len(kept) < len(found) else pixels, named, skipped, where, notes)
+    filled.sort()
+    named = [found[row][1] for row in filled]
+    return as_set(kept(pixels, filled), named, skipped, where, notes)
 
 
 def _samples(files: Sequence[Path]) -> Iterator[Sample]:

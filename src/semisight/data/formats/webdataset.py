@@ -93,21 +93,20 @@ def read_shards(
     channels = channels or (1 if all(header.grey for header in headers) else 3)
     pixels = room_for((len(keys), channels, height, width), f"{len(keys)} images of {where}")
     row_of = {samples[key].name: row for row, key in enumerate(keys)}
-    filled = np.zeros(len(keys), bool)
+    filled, done = np.zeros(len(keys), bool), 0
     for name, content in _entries(shards, lambda name: name in row_of):
         try:
             pixels[row_of[name]] = read_pixels(io.BytesIO(content), height, width, channels, max_pixels)
             filled[row_of[name]] = True
+            done += 1
         except Unreadable as error:
             skipped.append(Skipped(printable(name), str(error)))
         if progress is not None:
-            progress(int(filled.sum()), len(keys))
+            progress(done, len(keys))
     rows = np.flatnonzero(filled).tolist()
     if not rows:
         raise UserError(f"no image in {where} could be read. {skipped_summary(skipped)}")
-    return as_set(
-        pixels[rows] if len(rows) < len(keys) else pixels, [samples[keys[row]] for row in rows], skipped, where, notes
-    )
+    return as_set(kept(pixels, rows), [samples[keys[row]] for row in rows], skipped, where, notes)
 
 
 def room_for(shape: tuple[int, int, int, int], what: str) -> Any:
@@ -122,6 +121,14 @@ def room_for(shape: tuple[int, int, int, int], what: str) -> Any:
     with tempfile.TemporaryFile(dir=place) as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)  # a mapped file on a full disk would kill who writes to it
         return np.memmap(file, np.uint8, "r+", shape=shape)
+
+
+def kept(pixels: Any, rows: Sequence[int]) -> Any:
+    """These rows, in rising order, where they are: choosing them would copy a mapped file into memory."""
+    for to, row in enumerate(rows):
+        if to != row:
+            pixels[to] = pixels[row]
+    return pixels[: len(rows)]
 
 
 def _first_pass(shards: Sequence[Path], max_pixels: int) -> tuple[dict[str, _Sample], list[Skipped]]:
