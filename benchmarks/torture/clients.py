@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from benchmarks.torture.rows import Row, Torture, learn
 
@@ -61,7 +63,7 @@ def steady_load(torture: Torture) -> list[Row]:
     goal is 100 ms. The unit says how busy the machine was: other programs share its cores.
     """
     run = torture.folder / "run"
-    learn(run)
+    learn(run, epochs=10**6, minutes=0.05)  # one of a single pass would make the training beside the load end early
     rows = []
     for training in (False, True):
         with serving(run, torture.folder / f"{training}.csv", "--workers", "2") as (port, _):
@@ -69,9 +71,13 @@ def steady_load(torture: Torture) -> list[Row]:
                 body = b'{"minutes": 60}'
                 head = b"POST /api/training HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
                 assert b" 202 " in _ask(port, head % len(body), body)[1][:20]
-                while b'"step":0' in _ask(port, b"GET /api/training HTTP/1.1\r\n")[1]:
+                while (learned := _training(port))["step"] == 0 and learned["state"] == "running":
                     time.sleep(0.2)
             times, failed = asyncio.run(_steady(port, max(2.0, _SECONDS * torture.share)))
+            if training:  # a load beside a training that has ended says nothing
+                now = _training(port)
+                if now["state"] != "running" or now["step"] <= learned["step"]:
+                    failed.append(f"the training did not go on: {now}")
             beside = "labels and a training" if training else "labels"
             share = sorted(times)
             at = [round(1000 * share[int(p * (len(share) - 1))], 1) for p in (0.5, 0.95, 0.99)]
@@ -93,7 +99,7 @@ async def _steady(port: int, seconds: float) -> tuple[list[float], list[str]]:
     times: list[float] = []
     failed: list[str] = []
     due: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
-    predict, label = _predict_request(), _label_request(port)
+    predict, labels = _predict_request(), itertools.cycle(_label_requests(port))
 
     async def connection() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -119,7 +125,7 @@ async def _steady(port: int, seconds: float) -> tuple[list[float], list[str]]:
         when = started + number / _RATE
         if (wait := when - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
-        due.put_nowait((when, label if number % (_RATE // _LABELS) == 0 else predict))
+        due.put_nowait((when, next(labels) if number % (_RATE // _LABELS) == 0 else predict))
     for _ in asking:
         due.put_nowait(None)
     await asyncio.gather(*asking)
@@ -155,7 +161,7 @@ def _many(torture: Torture, port: int, process: int) -> Row:
         b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         b"GET /api/status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-        _label_request(port),
+        _label_requests(port)[0],
     ]
     row, lock = Row("requests, memory flat", unit="MB grown"), threading.Lock()
     total, before = torture.times(100_000), 0.0
@@ -199,14 +205,21 @@ def _predict_request() -> bytes:
     return head % len(image) + image
 
 
-def _label_request(port: int) -> bytes:
-    answer = _ask(port, b"GET /api/suggestions?n=1 HTTP/1.1\r\n")[1]
-    name = json.loads(answer.split(b"\r\n\r\n", 1)[1])["images"][0]["file"]
-    body = json.dumps({"file": name, "label": "x"}).encode()
+def _label_requests(port: int) -> list[bytes]:
+    """Labels of several images, each of them twice and another one the second time: every one changes the table."""
+    answer = _ask(port, b"GET /api/suggestions?n=20 HTTP/1.1\r\n")[1]
+    names = [image["file"] for image in json.loads(answer.split(b"\r\n\r\n", 1)[1])["images"]]
     head = (
         b"POST /api/labels HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     )
-    return head % len(body) + body
+    bodies = [json.dumps({"file": name, "label": label}).encode() for label in "xy" for name in names]
+    return [head % len(body) + body for body in bodies]
+
+
+def _training(port: int) -> dict[str, Any]:
+    answer = _ask(port, b"GET /api/training HTTP/1.1\r\n")[1]
+    found: dict[str, Any] = json.loads(answer.split(b"\r\n\r\n", 1)[1])
+    return found
 
 
 def _megabytes(process: int) -> float:

@@ -3,6 +3,7 @@
 What each variant promises to end in is a UserError (exit code 2); where the folder is still usable, an answer (0).
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,8 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semisight.data import remote
+from semisight.errors import UserError
 from semisight.files import seal, temporary_name
-from tests.cli.commands import ok, semisight
+from semisight.runs.run import load_run
+from semisight.runs.searching import searchable
+from semisight.server.image_index import read_library
+from tests.cli.commands import ok, refused, semisight
 
 NEWEST, BEST = "checkpoints/newest.safetensors", "checkpoints/best.safetensors"
 
@@ -86,6 +92,7 @@ VARIANTS: dict[str, Callable[[Path, Path], object]] = {
     "a table that is none": lambda run, out: record(run, labels=str(out / "precious.csv"), labels_per_class=None),
     "images elsewhere": lambda run, out: record(run, source=str(out)),
     "images nowhere": lambda run, _: record(run, source="~/none"),
+    "images at a host": lambda run, _: record(run, source="http://127.0.0.1:9/set.npz"),
     "a deep record": lambda run, _: (run / "data.json").write_text("[" * 100_000),
     "an empty record": lambda run, _: (run / "data.json").write_text("{}"),
     "links": lambda run, out: [
@@ -142,3 +149,66 @@ def test_a_run_is_not_trained_through_a_link(learned: Path, tmp_path: Path) -> N
         result = semisight("train", *words, "--out", run, "--epochs", "2", "--no-report")
         assert result.code == 2 and "link to another place" in result.err, result
     assert {file: file.read_bytes() for file in outside.iterdir()} == before
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """URLs that somebody tried to reach, on a machine whose caches are empty."""
+    found: list[str] = []
+
+    def filesystem(url: str) -> tuple[Any, str]:
+        found.append(url)
+        raise UserError(f"{url} was asked")
+
+    monkeypatch.setattr(remote, "filesystem", filesystem)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://stranger/set", "http://127.0.0.1:9/set.npz", "file:///set.npz::http://127.0.0.1:9"]
+)
+def test_no_host_hears_of_a_run_that_names_it(url: str, learned: Path, tmp_path: Path, asked: list[str]) -> None:
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
+    record(run, source=url)
+    resume = ("train", "--out", run, "--resume", "--epochs", "2", "--no-report")
+    for words in (("evaluate", run), ("suggest", run), ("report", run), resume):
+        said = refused(*words)
+        assert "nobody has named on this machine" in said and "give" in said, words
+    with pytest.raises(UserError, match=r"nobody has named.*--images"):
+        read_library(load_run(run), None, lambda done, of: None)
+    assert not asked
+    ok("report", run, "--data", "builtin:digits")  # another source is none of them
+    assert not asked
+    refused("report", run, "--data", "s3://mine/set")  # what the user names is asked
+    assert asked == ["s3://mine/set"]
+
+
+@pytest.mark.parametrize("name", ["labels", "tags", "captions"])
+def test_nor_of_one_that_names_it_for_a_table(name: str, learned: Path, tmp_path: Path, asked: list[str]) -> None:
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
+    record(run, **{name: "s3://stranger/table.csv"}, labels_per_class=None)
+    for words in (("evaluate", run), ("suggest", run), ("report", run), ("train", "--out", run, "--resume")):
+        assert f"give --{name} FILE" in refused(*words), words
+    read_library(load_run(run), None, lambda done, of: None)  # without the table, which serve's own takes the place of
+    assert not asked
+
+
+def test_a_search_asks_no_host_of_a_strangers(learned: Path, tmp_path: Path, asked: list[str]) -> None:
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
+    record(run, source="s3://stranger/set")
+    loaded = load_run(run)
+    knows_captions = dataclasses.replace(loaded, readers={**loaded.readers, "captions": loaded.readers["labels"]})
+    with pytest.raises(UserError, match=r"nobody has named.*--images"):
+        searchable(knows_captions)
+    assert not asked
+
+
+def test_a_url_that_was_copied_here_is_one_that_its_user_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").pipe_file("/mine/a.txt", b"text")
+    with pytest.raises(UserError, match="nobody has named"):
+        remote.recorded_url("memory://mine/", "RUN", what="its images", option="--data")
+    remote.local_copy("memory://mine")
+    assert remote.recorded_url("memory://mine/", "RUN", what="its images", option="--data") == "memory://mine/"

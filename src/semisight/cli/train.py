@@ -94,7 +94,7 @@ def train(
     resume, overwrite = resume or restarted, overwrite and not restarted  # it has overwritten when it first started
     if resume:
         check_folder(RunFolder(out), resume=resume, overwrite=overwrite)
-        former = former_settings(RunFolder(out))
+        former = former_settings(RunFolder(out), {**settings, "source": data})
     # one option for both sizes of the caption network
     given = {**settings, "embedding_size": settings["hidden_size"], "source": data, "paper": paper}
     resolved, quiet = resolve(given, config, former), not is_first_process()

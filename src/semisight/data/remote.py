@@ -129,8 +129,7 @@ def local_copy(url: str) -> Path:
     """The file or folder on this machine: itself for file://, else a copy that is kept in the user's cache."""
     if url.startswith("file://"):
         return Path(filesystem(url)[1])
-    place = default_cache() / "remote"
-    key = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
+    place, key = default_cache() / "remote", _key(url)
     files = listed(url)
     single = list(files) == [PurePosixPath(url).name]
     folder, index = place / key / PurePosixPath(url).name, place / f"{key}.json"
@@ -155,6 +154,24 @@ def local_copy(url: str) -> Path:
                 if file.is_file() and file.relative_to(folder).as_posix() not in files:
                     file.unlink()
     return folder
+
+
+def recorded_url(url: str, run: str | Path, *, what: str, option: str) -> str:
+    """A URL that stands in a run, if it may be asked: a stranger's run decides neither which host hears of this machine
+    nor what is sent there with its credentials. One that was copied here before, its user has named; `file://` is a
+    path of this machine, unless fsspec would take it for a chain of several.
+    """
+    is_path = url.startswith("file://") and "::" not in url
+    if is_path or (default_cache() / "remote" / f"{_key(url)}.json").is_file():
+        return url
+    raise UserError(
+        f"{run} names {printable(url)[:200]!r} as {what}, which nobody has named on this machine, so it is not asked: "
+        f"if you trust it, give {option}."
+    )
+
+
+def _key(url: str) -> str:
+    return hashlib.sha256(url.rstrip("/").encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _known(index: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Prediction reads the parts `model` and `head.<target>` of a checkpoint and never
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from semisight.backbones.trusted import recorded_backbone
 from semisight.data.features import MARK
 from semisight.data.image_set import ImageSet, Skipped
-from semisight.data.remote import is_url
+from semisight.data.remote import is_url, recorded_url
 from semisight.errors import UserError
 from semisight.files import finish_bundle, write_json
 from semisight.inference.captions import Caption, CaptionReader, Search, write_captions
@@ -46,6 +46,7 @@ OWN_FEATURES = "features of your own"  # in the place of a backbone's name
 MOST_WEIGHTS = 10**10  # of a model that somebody asks for
 SMALL = 10**6  # numbers of a model that may be built whatever the size of the file that describes it
 DATA, COMPARISON, UNFINISHED, REPORT = "data.json", "comparison.json", "unfinished.txt", "report.html"
+_READ = ("source", "labels", "tags", "captions")  # settings that say where something is read from
 WAYS = "ways.json"  # what cross-validation said of every way to learn that was tried
 
 
@@ -111,6 +112,20 @@ def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
     if data.backbone is not None:
         found["backbone"] = recorded_backbone(data.backbone)
     return dataclasses.replace(data, **cast(Any, found))
+
+
+def check_urls(
+    data: DataSettings, folder: Path, *, source: str, given: Container[str] = (), names: Sequence[str] = _READ
+) -> None:
+    """Before the recorded settings are read from: URLs among them, but for those `given` anew, were named here before.
+
+    `source` is the option that names other images.
+    """
+    for name in names:
+        text = getattr(data, name)
+        if text and name not in given and is_url(text):
+            what, option = ("its images", source) if name == "source" else (f"its file of {name}", f"--{name} FILE")
+            recorded_url(text, folder, what=what, option=option)
 
 
 @dataclass(frozen=True)
@@ -383,7 +398,10 @@ def open_folder(path: str | Path) -> RunFolder:
     return folder
 
 
-def former_settings(folder: RunFolder) -> dict[str, Any]:
-    """The settings, by name, of the run in a folder: what resuming starts from."""
+def former_settings(folder: RunFolder, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings, by name, of the run in a folder: what resuming starts from; `given` will replace some of them."""
     meta = read_meta(folder.newest) if folder.newest.exists() else read_settings(folder.config)
-    return {**of_run(meta), **as_dict(DataRecord.read(folder).settings)}
+    data = DataRecord.read(folder).settings
+    anew = {name for name, value in (given or {}).items() if value is not None}
+    check_urls(data, folder.path, source="DATA: semisight train DATA --out RUN --resume", given=anew)
+    return {**of_run(meta), **as_dict(data)}

@@ -16,6 +16,7 @@ from semisight.data.columns import CAPTIONS, LABELS, TAGS, CaptionColumn
 from semisight.data.features import MARK, is_feature_file
 from semisight.data.image_set import ImageSet
 from semisight.data.preprocessing import Backbone
+from semisight.data.remote import is_url
 from semisight.data.sources import Kind, kind_of
 from semisight.errors import UserError
 from semisight.runs.images import (
@@ -30,7 +31,7 @@ from semisight.runs.images import (
     with_labels,
     with_tags,
 )
-from semisight.runs.run import OWN_FEATURES, Run
+from semisight.runs.run import OWN_FEATURES, Run, check_urls
 from semisight.runs.settings import DataSettings
 from semisight.runs.train import lasting
 from semisight.untrusted import recorded_file
@@ -126,8 +127,9 @@ def reload_sets(
     moved: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name in ("labels", "captions", "tags"):  # a path that stands in a run is used as it is written, if it is there
         recorded = getattr(data, name)
-        if name not in moved and recorded not in (None, BUILTIN):
+        if name not in moved and recorded not in (None, BUILTIN) and not is_url(recorded):
             recorded_file(recorded, run.folder.path, what=f"its file of {name}", option=f"--{name} FILE")
+    check_urls(data, run.folder.path, source="the images (DATA, IMAGES or --data)", given=moved)
     try:
         return sets_of(dataclasses.replace(data, **moved), run.config.seed, progress)
     except UserError as error:

@@ -15,7 +15,7 @@ from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.inference.encode import Progress
 from semisight.inference.search import WordSearch
-from semisight.runs.run import Run
+from semisight.runs.run import Run, check_urls
 from semisight.runs.run_images import load_for
 from semisight.training.folder import fingerprint
 from semisight.untrusted import read_bytes
@@ -35,7 +35,11 @@ class Searchable:
 def searchable(run: Run, images: str | None = None, progress: Progress | None = None) -> Searchable:
     """The images that the run learned from, or those of another source; the first time takes a while."""
     reader = run.captions
-    found = load_for(run, run.data().settings.source if images is None else images, progress=progress)
+    if images is None:
+        data = run.data().settings
+        check_urls(data, run.folder.path, source="--images", names=("source",))
+        images = data.source
+    found = load_for(run, images, progress=progress)
     path, key = run.folder.file(INDEX), _key(run, found)
     with contextlib.suppress(SafetensorError, KeyError, UserError, OSError, ValueError, TypeError):
         kept = load_tensors(read_bytes(path, _MOST_INDEX))  # what is damaged, or somebody else's, is made anew

@@ -22,7 +22,7 @@ from semisight.inference.acquisition import Seen, see
 from semisight.random import Stream, random_order
 from semisight.runs.images import sets_of
 from semisight.runs.pictures import picture
-from semisight.runs.run import Run
+from semisight.runs.run import Run, check_urls
 from semisight.runs.run_images import load_for
 from semisight.runs.settings import DataSettings
 
@@ -117,7 +117,9 @@ def read_index(run: Run, folder: str | None, progress: Progress) -> ImageIndex:
         images = load_for(run, folder, progress=progress)
         return ImageIndex((images,), 0, str(Path(folder).expanduser().absolute()))
     data = dataclasses.replace(run.data().settings, only_labelled=False)
+    check_urls(data, run.folder.path, source="--images", names=("source",))
     try:
+        check_urls(data, run.folder.path, source="--images")
         sets = sets_of(data, run.config.seed, progress)
     except UserError:  # perhaps only labels or captions have moved: the images are worth having without them
         alone = DataSettings(
