@@ -20,7 +20,7 @@ from semisight.errors import UserError
 from semisight.files import seal, temporary_name
 from semisight.runs.run import load_run
 from semisight.runs.searching import searchable
-from semisight.server.image_index import read_library
+from semisight.server.image_index import read_index
 from tests.cli.commands import ok, refused, semisight
 
 NEWEST, BEST = "checkpoints/newest.safetensors", "checkpoints/best.safetensors"
@@ -176,7 +176,7 @@ def test_no_host_hears_of_a_run_that_names_it(url: str, learned: Path, tmp_path:
         said = refused(*words)
         assert "nobody has named on this machine" in said and "give" in said, words
     with pytest.raises(UserError, match=r"nobody has named.*--images"):
-        read_library(load_run(run), None, lambda done, of: None)
+        read_index(load_run(run), None, lambda done, of: None)
     assert not asked
     ok("report", run, "--data", "builtin:digits")  # another source is none of them
     assert not asked
@@ -190,7 +190,7 @@ def test_nor_of_one_that_names_it_for_a_table(name: str, learned: Path, tmp_path
     record(run, **{name: "s3://stranger/table.csv"}, labels_per_class=None)
     for words in (("evaluate", run), ("suggest", run), ("report", run), ("train", "--out", run, "--resume")):
         assert f"give --{name} FILE" in refused(*words), words
-    read_library(load_run(run), None, lambda done, of: None)  # without the table, which serve's own takes the place of
+    read_index(load_run(run), None, lambda done, of: None)  # without the table, which serve's own takes the place of
     assert not asked
 
 

@@ -1,5 +1,6 @@
 """The pages in a browser: drop an image and read the answer; label by keyboard, also across a killed server."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,6 +183,10 @@ def open_hundred(page: Page, server: Served, width: int, height: int) -> None:
 
 
 def labelled_as(server: Served, name: str) -> str:
+    """The page may still show that the label before was saved: the table has the last word."""
+    until = time.monotonic() + 10
+    while name not in Table(server.table).entries() and time.monotonic() < until:
+        time.sleep(0.05)
     return Table(server.table).entries()[name].label
 
 

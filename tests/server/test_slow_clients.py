@@ -160,7 +160,7 @@ def test_memory_comes_back(digits_server: Served) -> None:
 
 def test_a_large_picture_holds_up_no_small_one(running: Running) -> None:
     """Formats that take long are unpacked beside the others, a few at a time."""
-    large = png(1, size=1500, kind="JPEG2000")
+    large = png(1, size=2400, kind="JPEG2000")  # so long that a fast processor has a queue, too
     results: list[tuple[bytes, float]] = []
 
     def send(content: bytes) -> None:

@@ -171,7 +171,7 @@ def main() -> int:
         if "--models" in rest:
             for name in MODELS:
                 train_image_model(f"{run}/{name}", name, **settings)
-            timed = {"schedule": "one-cycle", "max_epochs": None, "max_minutes": 0.005, "log_every": 1}
+            timed = {"schedule": "one-cycle", "max_epochs": None, "max_minutes": 0.02, "log_every": 1}
             train_toy(f"{run}/timed", **settings | timed)
             run = f"{run}/toy"
         train_toy(run, resume="--resume" in rest, toy=Toy(pause=pause), **settings)

@@ -141,8 +141,9 @@ def points_on_a_map(codes: Tensor, seed: int) -> npt.NDArray[np.float64] | None:
     with warnings.catch_warnings():  # of codes that lie on a line, say; the map is no worse for it
         warnings.simplefilter("ignore")
         found = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=seed).fit_transform(rows)
+    found = found.astype(np.float64)  # in float32 the rounded width puts the last point beyond 1
     low, high = found.min(0), found.max(0)
-    scaled: npt.NDArray[np.float64] = (found.astype(np.float64) - low) / np.maximum(high - low, 1e-9)
+    scaled: npt.NDArray[np.float64] = (found - low) / np.maximum(high - low, 1e-9)
     return scaled if bool(np.isfinite(scaled).all()) else None
 
 
