@@ -203,6 +203,7 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "transductive SVM": "tsvm",
         "near what is printed": "printed",
         "the same with the local": "local",
+        "Ladder network, full": "ladder-full",
         "Ladder network, convolutional": "ladder-gamma-conv",
         "consistency:": "consistency",
         "its network on the 100": "labelled-alone",
