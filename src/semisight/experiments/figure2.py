@@ -43,7 +43,8 @@ def draw(request: Request) -> Path:
     plots = pyplot()  # before the work
     run, images, pictures = _smoke() if request.smoke else _asked(request)
     found = run.caption(images, Search(n_codes=2) if request.smoke else Search())
-    captions = [best.text if best.words else "(no words)" for best, *_ in found]
+    # a model that has hardly learned may end no sentence, and then has no caption at all
+    captions = [given[0].text if given and given[0].words else "(no words)" for given in found]
     rows = -(-len(captions) // COLUMNS)
     figure, panels = plots.subplots(rows, COLUMNS, figsize=(2.6 * COLUMNS, 2.9 * rows), squeeze=False)
     for panel in panels.flat:
