@@ -34,6 +34,10 @@ def reproduce(
     ] = None,
     splits: Annotated[str, typer.Option(help="Numbers of splits (seeds), separated by commas.")] = "0",
     minutes: Annotated[float, typer.Option(min=0.01, help="At most so long for each training.")] = 40.0,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps of each training that --minutes would end otherwise: the same on any machine."),
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A tiny size, only to see that it runs.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="The results file; rows are added to it.", show_default="results/TABLE.csv")
@@ -88,7 +92,7 @@ def reproduce(
     wanted = tuple(row.strip() for row in rows.split(",")) if rows else ()
     per_class = numbers(n, "--n") if n is not None else (10,) if smoke else DEFAULT_N.get(table, (10,))
     request = Request(
-        data, out, wanted, per_class, numbers(splits, "--splits"), minutes, smoke, threads, size=size, run=run
+        data, out, wanted, per_class, numbers(splits, "--splits"), minutes, steps, smoke, threads, size=size, run=run
     )
     if compare is not None:
         say(compared(table, request, compare))

@@ -36,6 +36,7 @@ from semisight.random import Stream, reseed
 from semisight.runs.deep import AVERAGE, BOUND, LEARNING_RATE, SMOOTHING, WEIGHT_DECAY, deep_consistency
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import Schedule, TrainConfig
+from semisight.training.devices import bf16_pays
 from semisight.training.state import TrainerState
 from semisight.training.trainer import Trainer
 
@@ -75,7 +76,7 @@ class LabelRow:
     labelled     images with a label in a batch, where they are too few to come by chance
     beside       images without one in a batch; the labelled ones are then as many as suits their number
     consistency  its augmentation is chosen by the colours of the images
-    epochs       None: as long as there is time
+    epochs       None: as long as there is time, or as many steps as are asked for
     layers       None: as suits the size of the images
     deep         the deep encoder with its recipe (runs/deep.py); of `consistency` only pseudo-labels and bound count
     smoothing    of the given labels
@@ -118,13 +119,16 @@ class LabelRow:
         return batches_for(known, batch_size, labelled, strata=labels)
 
     def training(self, request: Request, seed: int, **settings: Any) -> TrainConfig:
+        limits: dict[str, Any] = {"max_epochs": 1 if request.smoke else self.epochs, "max_minutes": request.minutes}
+        if limits["max_epochs"] is None and request.steps is not None:
+            limits = {"max_steps": request.steps}
         return request.training(
             seed=seed,
             learning_rate=self.learning_rate,
             schedule=self.schedule,
             average_decay=self.average,
             weight_decay=self.weight_decay,
-            **{"max_epochs": 1 if request.smoke else self.epochs, "max_minutes": request.minutes, **settings},
+            **{**limits, **settings},
         )
 
 
@@ -155,7 +159,7 @@ def image_model(row: LabelRow, images: ImageSet, seed: int) -> ImageModel:
         else Architecture(images.shape, row.layers, row.nonlinearity)
     )
     if row.deep:
-        model = ImageModel.deep(architecture, seed, places=row.pooling != "max")
+        model = ImageModel.deep(architecture, seed, places=row.pooling != "max", bf16=bf16_pays())
     else:
         model = ImageModel.of(architecture, row.pooling, seed, reach=row.reach)
     model.start_from(images.batch(torch.arange(min(len(images), START_IMAGES))))

@@ -30,6 +30,7 @@ class Request:
     n: Sequence[int] = (10,)
     splits: Sequence[int] = (0,)
     minutes: float = 40.0
+    steps: int | None = None  # of rows that learn as long as the minutes say: so many steps instead
     smoke: bool = False
     threads: int = 1
     progress: bool = True

@@ -35,7 +35,7 @@ on validation images: it tells models apart that err on as many images.
     vae-d-ours         the same with deterministic pooling and unpooling
     deep               the deep encoder with the recipe that is the same on
                        every set (runs/deep.py), one cycle of as many minutes
-                       as --minutes says
+                       as --minutes says, or steps as --steps says
     deep-no-bound      the same without the image model
     vae-printed        as printed: nvil, sampled pooling, the paper's xi
     vae-local          the same with the local gradient and expected pooling

@@ -26,9 +26,10 @@ and `error_stopped` stops early on the 10,000 labelled validation images, as the
     consistency-no-bound  `consistency` without the image model: what the bound is worth
     labelled-alone        the network of `consistency`, as many steps and labelled images a step, without the others
     deep                  the deep encoder with the recipe that is the same on every set (runs/deep.py); one cycle of as
-                          many minutes as --minutes says
+                          many minutes as --minutes says, or steps as --steps says; convolves in bfloat16 where the
+                          processor gains from it
     deep-no-bound         `deep` without the image model
-    deep-labelled-alone   `deep` on the labelled images alone, as many minutes
+    deep-labelled-alone   `deep` on the labelled images alone, as many minutes or steps
 """
 
 from dataclasses import replace
@@ -266,10 +267,13 @@ def without_the_others(row: LabelRow, of: Parts, smoke: bool) -> tuple[LabelRow,
     per_batch = whole.labelled_per_batch if isinstance(whole, LabelledAndUnlabelled) else whole.batch_size
     row = replace(row, beside=None, labelled=per_batch, batch_size=per_batch)
     of = replace(of, train=of.train.subset(labels >= 0))
-    if smoke or row.epochs is None:
+    if smoke:
         return row, of, {}
     every = max(1, round(whole.steps_per_epoch / row.plan(labels_of(of.train)).steps_per_epoch))
-    return row, of, {"max_epochs": None, "max_steps": row.epochs * whole.steps_per_epoch, "validate_every": every}
+    settings: dict[str, Any] = {"validate_every": every}
+    if row.epochs is not None:
+        settings |= {"max_epochs": None, "max_steps": row.epochs * whole.steps_per_epoch}
+    return row, of, settings
 
 
 def transductive(of: Parts, train: Tensor, test: Tensor, seed: int, smoke: bool) -> float:
