@@ -54,7 +54,7 @@ def measure_scale(size: Scale) -> Iterator[Figure]:
         make_folder(place / "images", size.n)
         part_of(place / "images", size.few, place / "few")
         run = str(place / "run")
-        _train(place / "run", 2, 1)
+        train_few(place / "run", 2, 1)
         rates = {workers: _rate(run, place, f"w{workers}", size, "local", workers) for workers in (1, 2)}
         details: dict[str, Any] = {"images": size.n, "images_per_second": {str(w): rate for w, rate in rates.items()}}
         yield Figure("predict with 2 workers over 1", rates[2] / rates[1], "times as fast", Goal(">=", 1.8), details)
@@ -105,7 +105,7 @@ def _settings(steps: int, processes: int, batch: int = 32) -> dict[str, Any]:
     return {**source, **quiet, "max_steps": steps, "processes": processes, "batch_size": batch}
 
 
-def _train(out: Path, steps: int, processes: int, batch: int = 32) -> None:
+def train_few(out: Path, steps: int, processes: int, batch: int = 32) -> None:
     settings = resolve(_settings(steps, processes, batch))
     train_run(settings, out, resume=False, overwrite=False, say=lambda line: None)
 

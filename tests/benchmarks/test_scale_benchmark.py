@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.cost import SMALL_COST, measure_cost
 from benchmarks.folder import make_folder
-from benchmarks.scale import SMALL_SCALE, _peak, _train, measure_scale
+from benchmarks.scale import SMALL_SCALE, _peak, measure_scale, train_few
 
 pytest.importorskip("pyarrow", reason="answers in Parquet need pyarrow")
 
@@ -26,7 +26,7 @@ def test_smoke_of_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_peak_memory_is_not_that_of_the_process_that_started_it(tmp_path: Path) -> None:
     """The kernel passes getrusage's peak on to a new program."""
     make_folder(tmp_path / "images", 4)
-    _train(tmp_path / "run", 1, 1)
+    train_few(tmp_path / "run", 1, 1)
     held = np.ones(1_500_000_000, np.uint8)
     found = _peak(str(tmp_path / "run"), tmp_path / "images", tmp_path / "out")
     assert 50e6 < found < held.nbytes
