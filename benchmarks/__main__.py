@@ -24,7 +24,7 @@ from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
 from benchmarks.machines import measure_machines
 from benchmarks.memory import measure_memory
-from benchmarks.scale import SMALL_SCALE, Scale, measure_scale
+from benchmarks.scale import SMALL_SCALE, Scale, measure_rows, measure_scale
 from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
 from semisight.model.architecture import PRESETS, Architecture, Layer, preset
@@ -137,6 +137,10 @@ def scale(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_scale(size.scale)
 
 
+def rows(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_rows(size.scale)
+
+
 def machines(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_machines(*size.machines)
 
@@ -154,6 +158,7 @@ PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "features": features,
     "cost": cost,
     "scale": scale,
+    "rows": rows,
     "machines": machines,
 }
 

@@ -1,5 +1,5 @@
-"""Two "machines" on one: two network namespaces joined by a pair of virtual cables, each with its own address; and a Ray
-cluster of both that predicts 100,000 small images and loses one of them half-way.
+"""Two "machines" on one: two network namespaces joined by a pair of virtual cables, each with its own address; and a
+Ray cluster of both that predicts 100,000 small images and loses one of them half-way.
 
 Namespaces need Linux, root and the command ip. Also used by tests/test_two_machines.py.
 """
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def lose_a_machine(
             log = logs / machine.name
             with log.open("w") as file:
                 nodes.append(subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True))
-            wait_until(lambda log=log: "This command will now block" in log.read_text(), nodes[-1])
+            wait_until(partial(_says, log, "This command will now block"), nodes[-1])
         address = f"{ADDRESSES[0]}:6379"
         command = [*machines[0].prefix, sys.executable, "-c", program, run, str(photos), str(out), address]
         start = time.monotonic()
@@ -143,9 +144,13 @@ def lose_a_machine(
 def wait_until(there: Callable[[], bool], process: "subprocess.Popen[Any]", seconds: float = 250) -> None:
     deadline = time.monotonic() + seconds
     while not there():
-        assert process.poll() is None, f"{process.args} ended with {process.returncode}"
+        assert process.poll() is None, f"{process.args!r} ended with {process.returncode}"
         assert time.monotonic() < deadline, "the job did not get there"
         time.sleep(0.01)
+
+
+def _says(log: Path, words: str) -> bool:
+    return words in log.read_text()
 
 
 def _works(machine: Machine) -> bool:
