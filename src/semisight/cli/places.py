@@ -69,16 +69,17 @@ def _written(command: str, url: str, values: dict[str, Any]) -> Iterator[Path]:
                 system.get(inside.rstrip("/") + "/", f"{place}/", recursive=True)
     elif command != "train" or not there:
         _clear(place)
-    mirror = _Mirror(place, url)
     if not is_first_process():
         yield place
         return
+    mirror = _Mirror(place, url)
+    if there and command == "train" and not values.get("overwrite"):
+        mirror.known = mirror.now()  # as it is there
     try:
         with mirror.now_and_then() if command == "train" else contextlib.nullcontext():
             yield place
     finally:
-        if place.exists():
-            mirror.send()
+        if place.exists() and mirror.send():
             note(f"Sent to {url}.")
 
 
@@ -94,26 +95,36 @@ class _Mirror:
     def __init__(self, place: Path, url: str) -> None:
         self.place, self.url, self.known = place, url, dict[str, tuple[int, int]]()
 
-    def send(self) -> None:
+    def now(self) -> dict[str, tuple[int, int]]:
+        """Size and time of every file that is to be there."""
+        files = [self.place] if self.place.is_file() else sorted(f for f in self.place.rglob("*") if f.is_file())
+        found: dict[str, tuple[int, int]] = {}
+        for file in files:
+            if file.name != ".lock" and not file.name.endswith(".tmp"):
+                with contextlib.suppress(FileNotFoundError):  # replaced by a newer one at this moment
+                    status = file.stat()
+                    name = "" if file == self.place else file.relative_to(self.place).as_posix()
+                    found[name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def send(self) -> bool:
+        """Whether there was anything to send."""
         from semisight.data import remote
 
         system, inside = remote.filesystem(self.url)
-        files = [self.place] if self.place.is_file() else sorted(f for f in self.place.rglob("*") if f.is_file())
-        now: dict[str, tuple[int, int]] = {}
-        for file in files:
-            name = file.relative_to(self.place).as_posix() if file != self.place else ""
-            if file.name == ".lock" or file.name.endswith(".tmp"):
-                continue
-            with contextlib.suppress(FileNotFoundError):  # replaced by a newer one at this moment
-                status = file.stat()
-                now[name] = (status.st_size, status.st_mtime_ns)
-                if self.known.get(name) != now[name]:
-                    with remote.told(self.url):
-                        system.put_file(str(file), f"{inside.rstrip('/')}/{name}".rstrip("/"))
-        for gone in self.known.keys() - now.keys():
-            with remote.told(self.url):
-                system.rm_file(f"{inside.rstrip('/')}/{gone}")
+        now = self.now()
+        changed = [name for name, state in now.items() if self.known.get(name) != state]
+        gone = self.known.keys() - now.keys()
+        with remote.told(self.url):
+            for name in changed:
+                try:
+                    system.put_file(str(self.place / name), f"{inside.rstrip('/')}/{name}".rstrip("/"))
+                except FileNotFoundError:  # gone meanwhile: the next look sees what has become of it
+                    now.pop(name)
+            for name in gone:
+                system.rm_file(f"{inside.rstrip('/')}/{name}")
         self.known = now
+        return bool(changed or gone)
 
     @contextlib.contextmanager
     def now_and_then(self) -> Iterator[None]:
