@@ -41,7 +41,7 @@ class Scale:
     n: int = 100_000
     some: int = 20_000
     rows: tuple[int, int] = (1_000_000, 10_000)
-    per_part: int = 500
+    per_part: int = 1000  # as the command has it
     steps: int = 60
     batch: int = 128
     ray: bool = True
