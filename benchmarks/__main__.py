@@ -22,8 +22,9 @@ from benchmarks.exported import measure_export
 from benchmarks.features import SMALL_PHOTOS, Photos, measure_answers, measure_features
 from benchmarks.figures import Figure
 from benchmarks.folder import measure_folder
+from benchmarks.machines import measure_machines
 from benchmarks.memory import measure_memory
-from benchmarks.scale import SMALL_SCALE, Scale, measure_scale
+from benchmarks.scale import SMALL_SCALE, Scale, measure_rows, measure_scale
 from benchmarks.serving import SMALL_SERVING, Serving, measure_serving
 from benchmarks.speed import measure_encoding, measure_steps
 from semisight.model.architecture import PRESETS, Architecture, Layer, preset
@@ -50,6 +51,7 @@ class Size:
     serving: Serving = field(default_factory=Serving)
     scale: Scale = field(default_factory=Scale)
     cost: Cost = field(default_factory=Cost)
+    machines: tuple[int, int] = (100_000, 250)
 
 
 FULL = Size(
@@ -79,6 +81,7 @@ SMOKE = Size(
     serving=SMALL_SERVING,
     scale=SMALL_SCALE,
     cost=SMALL_COST,
+    machines=(600, 5),
 )
 
 
@@ -134,6 +137,14 @@ def scale(size: Size, limit: float) -> Iterator[Figure]:
     yield from measure_scale(size.scale)
 
 
+def rows(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_rows(size.scale)
+
+
+def machines(size: Size, limit: float) -> Iterator[Figure]:
+    yield from measure_machines(*size.machines)
+
+
 PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "step": steps,
     "deep": deep,
@@ -147,6 +158,8 @@ PARTS: dict[str, Callable[[Size, float], Iterator[Figure]]] = {
     "features": features,
     "cost": cost,
     "scale": scale,
+    "rows": rows,
+    "machines": machines,
 }
 
 

@@ -133,11 +133,17 @@ def test_what_is_done_is_not_done_again_and_other_shards_are_refused(
         ask(run, "embed", photos, tmp_path / "full")
 
 
-def test_a_job_killed_in_the_middle_ends_with_every_row_once(run: str, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_a_job_killed_in_the_middle_ends_with_every_row_once(
+    engine: str, run: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray.data", reason="--engine ray needs ray")
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     out = tmp_path / "out"
     program = (
         "import sys; from semisight.runs.bulk import Asked, answer; "
-        "answer(Asked('predict', *sys.argv[1:]), per_part=1, workers=1)"
+        f"answer(Asked('predict', *sys.argv[1:]), per_part=1, workers=1, engine='{engine}')"
     )
     process = subprocess.Popen([sys.executable, "-c", program, run, str(photos), str(out)], start_new_session=True)
     deadline = time.monotonic() + 200
@@ -148,7 +154,7 @@ def test_a_job_killed_in_the_middle_ends_with_every_row_once(run: str, photos: P
     process.wait()
     done = len(list(out.glob("part-*.parquet")))
     assert 3 <= done < N
-    finished = ask(run, "predict", photos, out, per_part=1)
+    finished = ask(run, "predict", photos, out, per_part=1, engine=engine, workers=0 if engine == "local" else 1)
     assert finished.found >= done and finished.rows == N - finished.found
     assert sorted(row["file"] for row in rows(out)) == [f"{i:02d}.png" for i in range(N)]
 

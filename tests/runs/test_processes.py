@@ -123,6 +123,23 @@ def test_a_process_that_dies_ends_the_others_and_torchrun_goes_on_from_the_newes
     assert_same(one, tmp_path / "run")
 
 
+def test_a_process_that_dies_ends_the_others_within_seconds(tmp_path: Path) -> None:
+    """Also where nobody starts it again: one sentence, and what was saved is there."""
+    process = start(tmp_path, tmp_path / "run", "--processes", "2", "--steps", "100000", "--epochs", "100000")
+    try:
+        wait_for_step(process, tmp_path / "run", 2)
+        [*_, second] = children(process.pid)
+        killed = time.monotonic()
+        os.kill(second, signal.SIGKILL)
+        output = process.communicate(timeout=120)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode not in (0, None) and time.monotonic() - killed < 60  # seconds; the machine may be busy
+    assert "another of the 2 processes of this training ended" in output and "Traceback" not in output
+    assert saved_step(tmp_path / "run") >= 2
+
+
 def test_a_restart_goes_on_with_the_run_of_its_own_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from semisight.runs.train import _how_to_go_on, is_restarted
 

@@ -42,16 +42,9 @@ def is_pile(out: Path | None, engine: str | None, address: str | None) -> bool:
         return True
     if out is None:
         return False
-    from semisight.data.remote import is_url
+    from semisight.data.remote import as_written, is_url
 
-    return is_url(_text(out)) or out.suffix in (".parquet", ".pq") or out.is_dir()
-
-
-def _text(out: Path) -> str:
-    """As it was written: pathlib makes s3:/bucket of s3://bucket."""
-    text = str(out)
-    head, colon, tail = text.partition(":/")
-    return f"{head}://{tail.lstrip('/')}" if colon and head.isalnum() and len(head) > 1 else text
+    return is_url(as_written(out)) or out.suffix in (".parquet", ".pq") or out.is_dir()
 
 
 def answer_pile(
@@ -61,6 +54,7 @@ def answer_pile(
     """Does the job and says how it went."""
     import dataclasses
 
+    from semisight.data.remote import as_written
     from semisight.errors import UserError
     from semisight.runs.bulk import answer
 
@@ -69,7 +63,7 @@ def answer_pile(
     if engine != "ray" and address is not None:
         raise UserError("--address is that of a Ray cluster: give --engine ray, too.")
     prepare_process()
-    asked = dataclasses.replace(asked, out=_text(out))
+    asked = dataclasses.replace(asked, out=as_written(out), run=as_written(asked.run))
     with reading("parts of the source") as progress:
         found = answer(
             asked, engine=engine or "local", workers=workers, address=address, overwrite=overwrite, progress=progress

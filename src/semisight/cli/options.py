@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from semisight.cli.places import with_places
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -86,7 +88,7 @@ def with_settings(function: Callable[..., None]) -> Callable[..., None]:
         else:
             found.append(_parameter(parameter.name, dict(_declared())[parameter.name], parameter))
 
-    made: Any = functools.partial(function)
+    made: Any = with_places(function)
     made.__name__, made.__doc__, made.__signature__ = function.__name__, function.__doc__, inspect.Signature(found)
     made.__annotations__ = {parameter.name: parameter.annotation for parameter in found}
     result: Callable[..., None] = made

@@ -77,7 +77,7 @@ def cached_folder(
     found = _open(place, stem, wanted)
     if isinstance(found, ImageSet):
         return found
-    with _locked(place, stem):
+    with one_at_a_time(place, stem):
         found = _open(place, stem, wanted)  # another process may have made it meanwhile
         if isinstance(found, ImageSet):
             return found
@@ -258,7 +258,7 @@ def _leave_out(file: Path, rows: Collection[int]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(place: Path, stem: str) -> Iterator[None]:
+def one_at_a_time(place: Path, stem: str) -> Iterator[None]:
     """One process at a time: a second that wants the same cache waits, and then finds it made.
 
     A process that is killed loses its lock with its life. What it left is removed by the next that has the lock.

@@ -35,6 +35,15 @@ def is_url(text: str | Path) -> bool:
     return bool(_URL.match(str(text)))
 
 
+def as_written(path: str | Path) -> str:
+    """The URL that someone gave where a path is expected: pathlib makes `s3:/bucket` of `s3://bucket`."""
+    text = str(path)
+    if found := re.match(r"([a-z][a-z0-9+.-]+):/+(?=[^/])", text):
+        slashes = ":///" if found[1] == "file" else "://"
+        return f"{found[1]}{slashes}{text[found.end() :]}"
+    return text
+
+
 def filesystem(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL, and the path in it."""
     protocol = url.split("://")[0]

@@ -28,12 +28,12 @@ from semisight.data.features import is_feature_file
 from semisight.data.formats.folders import printable, walk
 from semisight.data.formats.pictures import Unreadable, read_pixels
 from semisight.data.image_set import ImageSet
-from semisight.data.sources import Kind, kind_of
+from semisight.data.sources import Kind, at_hand, kind_of
 from semisight.data.workers import cores
 from semisight.errors import UserError
 from semisight.inference.encode import encode_set
 from semisight.inference.labels import FittedCalibration, decide
-from semisight.runs.images import Progress, Sets, sets_of, share_of, with_features
+from semisight.runs.images import Progress, Sets, in_shards, sets_of, share_of, with_features
 from semisight.runs.on_features import Judged, calibrate, judge
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import Way, few_enough, on_pixels, side_for
@@ -318,7 +318,9 @@ def _tried(
     for network in chosen:
         found = dataclasses.replace(data, backbone=network.name)
         say(f"Trying {network.name}: features, then cross-validation on the given labels")
-        read = sets_of(found, seed, progress) if pixels is None else _with_features(pixels, found, progress)
+        # of shards a network sees the pictures as they are, not scaled to the pixels that others learn from
+        as_files = pixels is None or in_shards(str(at_hand(data.source)))
+        read = sets_of(found, seed, progress) if as_files or pixels is None else _with_features(pixels, found, progress)
         if not _only_labels(read):
             return Decision(resolved(settings, "scratch"))
         judged = judge(resolved(settings, "features", backbone=network.name), read)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,12 +37,15 @@ from semisight.data.columns import (
 from semisight.data.feature_cache import Share, cached_features
 from semisight.data.features import is_feature_file, read_features
 from semisight.data.formats.folders import choose_size, folder_labels, printable, walk
+from semisight.data.formats.parquet import find_parquet
 from semisight.data.formats.pictures import Header, Unreadable, read_header
+from semisight.data.formats.webdataset import as_set, find_shards
 from semisight.data.image_cache import cached_folder
 from semisight.data.image_set import ImageSet, Skipped
 from semisight.data.remote import is_url, local_copy
 from semisight.data.sources import Kind, kind_of
 from semisight.data.tables import read_labels, read_tags
+from semisight.data.unpack import expected_bytes, unpacked
 from semisight.errors import UserError
 from semisight.random import Stream, random_order
 from semisight.runs.settings import MOST_VIEWS, DataSettings
@@ -201,11 +205,16 @@ def _check(images: ImageSet, train: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """How the pictures of a folder are read once it is decided which."""
+    """How the pictures of a folder are read once it is decided which; `files` by name, where images have other ones."""
 
     folder: Path
     side: int
     channels: int
+    files: Mapping[str, str] | None = None
+
+    def paths(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of the files below the folder."""
+        return tuple(names) if self.files is None else tuple(self.files[name] for name in names)
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,8 @@ def _found(data: DataSettings, seed: int, progress: Progress | None) -> _Found:
     found = _own_features(data, seed) if is_feature_file(data.source) else None
     if found is None and kind_of(data.source) is Kind.PICTURES:
         found = _on_disk(data, seed, table is not None)
+    elif found is None:
+        found = _of_shards(data, seed, table is not None, progress)
     if found is None:
         images = load(
             data.source,
@@ -300,6 +311,41 @@ def _on_disk(data: DataSettings, seed: int, captioned: bool) -> _Found | None:
     return _Found(images, form, found.skipped)
 
 
+def in_shards(source: str) -> list[Path]:
+    """The shards, or the Parquet files, of a source that is such."""
+    path = Path(source).expanduser()
+    return find_shards(path) or find_parquet(path)
+
+
+def _of_shards(data: DataSettings, seed: int, captioned: bool, progress: Progress | None) -> _Found | None:
+    """Shards and Parquet by what they say of their images; None where they are none, or memory is enough for them.
+
+    A pretrained network has a size of its own: it must see the pictures as they are, as it will in `predict`.
+    """
+    shards = in_shards(data.source)
+    side = data.size or (SIZE_WITH_CAPTIONS if captioned else None)
+    if not shards or (data.backbone is None and expected_bytes(shards, side) <= MOST_IN_MEMORY):
+        return None
+    pile = unpacked(shards, progress)
+    names = [sample.name for sample in pile.samples]
+    notes: tuple[str, ...] = ()
+    if not names or len(set(names)) < len(names):
+        return None  # what is wrong, or how names that come twice are read, is said by who reads them into memory
+    drawn = torch.arange(len(names))
+    if data.limit is not None and data.limit < len(names) and not captioned:
+        drawn = random_order(len(names), seed, Stream.LIMIT)[: data.limit].sort().values
+    headers = [pile.headers[i] for i in drawn.tolist()]
+    height, width, channels = 0, 0, data.channels or (1 if all(header.grey for header in headers) else 3)
+    if data.backbone is None:
+        height, width, notes = choose_size(headers, side)
+        if height != width:  # the image cache has squares
+            return None
+    files = {name: pile.files[i] for i, name in enumerate(names)}
+    no_pixels = np.zeros((len(names), 1, 1, 1), np.uint8)
+    images = as_set(no_pixels, pile.samples, (), data.source, notes).subset(drawn)
+    return _Found(images, _Form(pile.folder, height, channels, files), pile.skipped)
+
+
 def shape_on_disk(data: DataSettings, seed: int) -> tuple[tuple[int, int, int], tuple[str, ...]] | None:
     """How a folder of pictures is read, if not into memory: channels, height and width, and notes on the choice."""
     found = _on_disk(data, seed, data.captions not in (None, BUILTIN))
@@ -342,21 +388,23 @@ def _read(
         unchanged = len(order) == len(images) and torch.equal(order, everything)
         return images if unchanged else images.subset(order), everything
     wanted, form = images.subset(order), found.form
-    cached = cached_folder(form.folder, size=form.side, channels=form.channels, names=wanted.names, progress=progress)
-    place = {printable(name): i for i, name in enumerate(wanted.names)}
+    paths = form.paths(wanted.names)
+    cached = cached_folder(form.folder, size=form.side, channels=form.channels, names=paths, progress=progress)
+    place = {printable(path): i for i, path in enumerate(paths)}
     places = torch.tensor([place[name] for name in cached.names])
     known = wanted.subset(places).noted(*cached.notes)
-    skipped = tuple(sorted([*found.skipped, *cached.skipped], key=lambda skip: skip.name))
-    return dataclasses.replace(known, images=cached.images, names=cached.names, skipped=skipped), places
+    skipped = [Skipped(printable(wanted.names[place[skip.name]]), skip.reason) for skip in cached.skipped]
+    skipped = sorted([*found.skipped, *skipped], key=lambda skip: skip.name)
+    names = tuple(map(printable, known.names))
+    return dataclasses.replace(known, images=cached.images, names=names, skipped=tuple(skipped)), places
 
 
 def _features(
     found: _Found, wanted: ImageSet, data: DataSettings, progress: Progress | None
 ) -> tuple[ImageSet, Tensor]:
     """The same with the features of a backbone in the pixels' place, from the cache of features."""
-    folder = found.form.folder if found.form else None
     read = with_features(
-        wanted, folder, data.backbone or "", data.views, progress, grid=data.grid, share=share_of(data)
+        wanted, found.form, data.backbone or "", data.views, progress, grid=data.grid, share=share_of(data)
     )
     place = {printable(name): i for i, name in enumerate(wanted.names)}
     places = torch.tensor([place[name] for name in read.names], dtype=torch.int64)
@@ -375,7 +423,7 @@ def share_of(data: DataSettings) -> Share | None:
 
 def with_features(
     images: ImageSet,
-    folder: Path | None,
+    form: _Form | None,
     backbone: str,
     views: int,
     progress: Progress | None = None,
@@ -389,21 +437,23 @@ def with_features(
         raise UserError(f"features are taken of 1 to {MOST_VIEWS} views of each image, not {views}.")
     network = resolve(backbone, pooled=not grid)
     trust(backbone)  # runs that name it may use it from now on
-    if folder is not None:
-        features = cached_features(folder, network, views=views, names=images.names, progress=progress, share=share)
+    own = images.names if form is None else form.paths(images.names)  # what the cache calls them
+    if form is not None:
+        features = cached_features(form.folder, network, views=views, names=own, progress=progress, share=share)
     else:
         features = cached_features(images, network, views=views, progress=progress, share=share)
-    place = {printable(name): i for i, name in enumerate(images.names)}
+    place = {printable(name): i for i, name in enumerate(own)}
     known = images.subset([place[printable(name)] for name in features.names])
+    skipped = [Skipped(images.names[place[s.name]] if s.name in place else s.name, s.reason) for s in features.skipped]
     # a grid has half a million bytes for each image: half of them will do
     parts = torch.arange(len(features)).split(500)
     every = [
         torch.cat([features.values(part, view).to(torch.float16 if grid else torch.float32) for part in parts])
         for view in range(features.views)
     ]
-    names = tuple(printable(name) for name in features.names)
+    names = tuple(printable(name) for name in known.names)
     return dataclasses.replace(
-        known, images=every[0], views=tuple(every[1:]), names=names, skipped=(*known.skipped, *features.skipped)
+        known, images=every[0], views=tuple(every[1:]), names=names, skipped=(*known.skipped, *skipped)
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from semisight.backbones.trusted import recorded_backbone
 from semisight.data.features import MARK
 from semisight.data.image_set import ImageSet, Skipped
-from semisight.data.remote import is_url, recorded_url
+from semisight.data.remote import as_written, is_url, local_copy, recorded_url
 from semisight.errors import UserError
 from semisight.files import finish_bundle, write_json
 from semisight.inference.captions import Caption, CaptionReader, Search, write_captions
@@ -276,7 +276,7 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
     """The model of a run folder, in evaluation mode.
 
     Args:
-        path: the folder.
+        path: the folder; one at a URL (s3:// and the like) is copied here first.
         which: "auto" is its best checkpoint, or the newest where there is no best; the newest also where targets were
             learned and none held out, for then `best` is only the best at drawing images.
         device: auto, cpu, cuda, cuda:1 or mps.
@@ -294,7 +294,8 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
         ...     ss.load_run(folder).step
         2
     """
-    folder = open_folder(path)
+    url = as_written(path)
+    folder = open_folder(local_copy(url) if is_url(url) else path)
     named = {"best": folder.best, "newest": folder.newest}
     checkpoint = _chosen(folder) if which == "auto" else named[which]
     other = " Its other checkpoint may be whole: --checkpoint newest." if checkpoint == folder.best else ""

@@ -17,7 +17,7 @@ from semisight.data.features import MARK, is_feature_file
 from semisight.data.image_set import ImageSet
 from semisight.data.preprocessing import Backbone
 from semisight.data.remote import is_url
-from semisight.data.sources import Kind, kind_of
+from semisight.data.sources import Kind, at_hand, kind_of
 from semisight.errors import UserError
 from semisight.runs.images import (
     BUILTIN,
@@ -25,6 +25,7 @@ from semisight.runs.images import (
     TRAIN_SPLITS,
     Progress,
     Sets,
+    in_shards,
     own_features,
     sets_of,
     with_features,
@@ -105,7 +106,7 @@ def _features_for(
     part: str | None,
 ) -> ImageSet:
     views, grid = int(run.about["model"]["features"]["views"]), run.has_grid
-    if part is None and kind_of(source) is Kind.PICTURES:
+    if part is None and (kind_of(source) is Kind.PICTURES or in_shards(str(at_hand(source)))):
         data = DataSettings(source=source, limit=limit, class_per_folder=class_per_folder, backbone=backbone,
                             views=views, grid=grid, valid_fraction=0.0, use_labels=class_per_folder)  # fmt: skip
         return sets_of(data, 0, progress).train
