@@ -19,6 +19,7 @@ from semisight.data.image_cache import default_cache
 from semisight.errors import UserError
 from semisight.inference.tags import TagCalibration
 from semisight.runs.run import load_run
+from semisight.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tests.backbones.networks import write_network
 from tests.cli.commands import ok, refused, semisight
 from tests.cli.test_hostile_runs import everywhere, header, record
@@ -158,3 +159,21 @@ def test_calibrations_that_are_none(on_features: tuple[Path, Path], elsewhere: P
         (run / "calibration.json").write_text(json.dumps({**good, **change}))
         with pytest.raises(UserError, match=r"calibration\.json"):
             load_run(run)
+
+
+def test_a_decoder_of_pictures_from_elsewhere_is_refused(on_features: tuple[Path, Path], elsewhere: Path) -> None:
+    """One of another run, one that describes more than it holds, and one with numbers that are none."""
+    run = elsewhere / "run"
+    shutil.copytree(on_features[0], run)
+    whole = read_checkpoint(run / "pixels.safetensors")
+    state = dict(whole.part("pixels"))
+    bad = {
+        "not of this run": ({**state, "weights": state["weights"][:1]}, whole.meta),
+        "more numbers than it holds": (state, {**whole.meta, "shape": [3, 10**5, 10**5]}),
+        "not finite": ({**state, "bias": state["bias"] * float("nan")}, whole.meta),
+        "lacks": ({name: value for name, value in state.items() if name != "bias"}, whole.meta),
+    }
+    for words, (tensors, meta) in bad.items():
+        write_checkpoint(run / "pixels.safetensors", Checkpoint({"pixels": tensors}, meta))
+        said = refused("generate", run, "--out", elsewhere / "x.png")
+        assert "pixels.safetensors" in said and (words in said or words == "lacks"), said

@@ -3,11 +3,13 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from semisight.backbones import resolve
 from semisight.data import feature_cache, load
@@ -99,6 +101,18 @@ def test_the_same_with_a_pretrained_network(tmp_path: Path, monkeypatch: pytest.
     assert len(np.load(tmp_path / "codes.npz")["codes"]) == 60
     assert "error" in ok("evaluate", run, photos, "--labels", table)
     assert "nothing to resume" in refused("train", "--out", run, "--resume")
+
+    # pictures come from a decoder beside the model
+    said = ok("reconstruct", run, photos / "home", "--out", tmp_path / "drawn")
+    assert "30 reconstructions" in said and len(list((tmp_path / "drawn").glob("*.png"))) == 30
+    explained = float(re.search(r"([-\d.]+)% of what sets", said)[1])  # type: ignore[index]
+    assert explained > 20  # five features tell the colour and the light
+    assert Image.open(tmp_path / "drawn" / "0000.png").size == (32, 32)
+    ok("generate", run, "-n", "4", "--out", tmp_path / "samples.png")
+    assert "What the codes look like" in (run / "report.html").read_text()
+    (run / "pixels.safetensors").unlink()
+    assert "pixels.safetensors" in refused("generate", run, "--out", tmp_path / "none.png")
+    assert ok("predict", run, photos, "--format", "csv").splitlines()[1:3]  # nothing else needs it
 
     exported = json.loads(ok("export", run, "--out", tmp_path / "photos.onnx", "--format", "json"))
     assert exported["difference"] <= 1e-4

@@ -237,3 +237,18 @@ def test_size_and_batches_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(9.0)[0] == 48 and 96 <= fitted(9.0)[1] < 288
     assert fitted(0.5) == (32, 96)
     assert fitted(0.5, size=64)[0] == 64 and fitted(0.5, max_epochs=3) == (None, 0)
+
+
+@pytest.mark.parametrize(("n", "more", "taken"), [(90, 3, True), (90, 30, False), (20, 1, False), (20, -1, True)])
+def test_pixels_are_taken_unless_features_are_clearly_better(n: int, more: int, taken: bool) -> None:
+    """Of n labels both have wrong answers, pixels `more` of them: a short training says too little of a long one."""
+    labels = torch.arange(n) % 3
+    right = torch.nn.functional.one_hot(labels, 3).float()
+
+    def said(wrong: slice) -> CrossValidated:
+        decisions = right.clone()
+        decisions[wrong] = decisions[wrong].roll(1, 1)
+        return CrossValidated(torch.arange(n), decisions, labels)
+
+    features, pixels = said(slice(0, 6)), said(slice(3, 9 + more))
+    assert encoder_choice._preferred(pixels, features) == taken

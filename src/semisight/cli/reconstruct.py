@@ -30,6 +30,9 @@ def reconstruct(
 ) -> None:
     """Bring images down to their codes and draw them again from these.
 
+    A run on the features of a pretrained network draws small, blurred pictures: its codes hold what is there more than
+    what it looks like.
+
     Example:
 
         semisight reconstruct runs/photos photos/ --out grid.png
@@ -39,7 +42,7 @@ def reconstruct(
 
     loaded = open_run(run, checkpoint, device, out if is_picture_name(out) else None, overwrite)
     found = read_images(loaded, images, limit)
-    done = write_reconstructions(loaded, found, out, overwrite=overwrite, seed=seed)
+    done = write_reconstructions(loaded, found, out, overwrite=overwrite, seed=seed, source=images)
     share = "" if done.explained is None else f"; {done.explained:.1%} of what sets these images apart is redrawn"
     say(f"{count(done.n, 'reconstruction')} in {done.out}. A typical pixel is off by {done.rmse:.3f}{share}.")
 

@@ -14,6 +14,7 @@ from semisight.report.observe import Numbers, observe, plain_words
 from semisight.report.page import Section, page
 from semisight.report.placement import places
 from semisight.runs.images import Sets
+from semisight.runs.pixels import pixel_decoder
 from semisight.runs.run import Run
 from semisight.training.folder import fingerprint
 from semisight.training.logs import read_log
@@ -51,6 +52,7 @@ def write_report(run: Run, sets: Sets, out: Path, shows: Sequence[Show] = SECTIO
     material = look(run, sets)
     if material.seen is None:  # of features: nothing that is drawn from pixels
         shows = [show for show in shows if show in (records.curves, records.settings)]
+        shows = [sections.drawn_beside, *shows] if material.decoder is not None else shows
     name = run.folder.path.absolute().name
     config, record = run.config, material.record
     subtitle = (
@@ -86,4 +88,4 @@ def look(run: Run, sets: Sets) -> Material:
     log = read_log(run.folder.log) if run.folder.log.exists() else []
     found = {name: part.look(run, sets) for name, part in PARTS.items() if run.has(name)}
     seen = observe(run, sets) if run.backbone is None else None
-    return Material(run, sets, run.data(), seen, codes.look(run, sets), log, same, found)
+    return Material(run, sets, run.data(), seen, codes.look(run, sets), log, same, found, pixel_decoder(run))

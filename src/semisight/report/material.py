@@ -12,6 +12,7 @@ from torch import Tensor
 
 from semisight.data.formats.pictures import Unreadable, read_upright
 from semisight.data.image_set import ImageSet
+from semisight.model.pixel_decoder import PixelDecoder
 from semisight.report import page
 from semisight.report.observe import Seen, some
 from semisight.runs.images import Sets
@@ -36,6 +37,7 @@ class Material:
     log: Sequence[Mapping[str, Any]]
     same_images: bool  # whether the images are those of the training
     found: Mapping[str, Any] = field(default_factory=dict)  # of each target, what its part of the page shows
+    decoder: PixelDecoder | None = None  # of a model of features: what draws its codes
 
     @property
     def pixels(self) -> Seen:

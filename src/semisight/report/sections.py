@@ -7,8 +7,8 @@ from markupsafe import Markup
 
 from semisight.report import page
 from semisight.report.charts import nats
-from semisight.report.material import Material, tile, tile_width
-from semisight.report.observe import bits, plain_words
+from semisight.report.material import Material, shown, tile, tile_width
+from semisight.report.observe import bits, plain_words, some
 from semisight.report.page import Section
 
 _PAIRS, _SAMPLES = 24, 48
@@ -72,4 +72,35 @@ def samples(m: Material) -> Section:
             "model believes before it sees anything. Places drawn one by one rarely fit together as they do in an "
             "image, which is why samples are vaguer than reconstructions.",
         ),
+    )
+
+
+@torch.no_grad()
+def drawn_beside(m: Material) -> Section:
+    """Of a model of features: what its pixel decoder draws from codes."""
+    decoder = m.decoder
+    assert decoder is not None
+    images = some(m.sets.train if m.sets.valid is None else m.sets.valid, _PAIRS, m.seed)
+    codes = m.run.model.mean_code(images.batch(torch.arange(len(images))).to(m.run.device), m.generator())
+    pairs = [
+        page.stacked(tile(shown(images, i), f"{name}: image"), tile(result, f"{name}: drawn from its code"))
+        for i, (name, result) in enumerate(zip(images.names, decoder(codes).cpu(), strict=True))
+    ]
+    made_up = decoder.sample(_SAMPLES // 2, m.generator()).cpu()
+    body = page.figure(
+        page.tiles(pairs, "4.6rem"),
+        f"Above each pair the image, below what is drawn from its code. Of pictures that it had not seen it redraws "
+        f"{max(0.0, float(decoder.explained)):.0%} of what sets them apart.",
+    ) + page.figure(
+        page.tiles([tile(one, f"sample {number + 1}") for number, one in enumerate(made_up)], "4.6rem"),
+        "Pictures of codes that are drawn at random, spread as those of the images are.",
+    )
+    return Section(
+        "reconstructions",
+        "What the codes look like",
+        "The model knows images by the features of a pretrained network. A small decoder, learned beside it and "
+        "without a say in anything else, draws pictures from the codes: blurred, for they hold what is there more than "
+        "what it looks like.",
+        body,
+        folded=True,
     )

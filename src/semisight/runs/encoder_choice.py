@@ -5,7 +5,8 @@
     scratch    our model from pixels, trained for a share of the time on all labels but those of a fold
 
 All are judged on the same held-out labels; labels that are set aside for measuring are not looked at. The lowest error
-is taken, and the small table is kept with the run. Nothing is guessed from what the files look like: on photographs
+is taken, pixels also where features are better by no more than chance may have it: their trainings here are short ones,
+the run's is not. The small table is kept with the run. Nothing is guessed from what the files look like: on photographs
 pretrained features win, on microscope images they may lose to a model that has seen nothing else.
 """
 
@@ -21,12 +22,10 @@ import torch
 from torch import Tensor
 
 from semisight.backbones import installed, milliseconds, resolve
-from semisight.data.arrays import fit
 from semisight.data.columns import LABELS, LabelColumn
 from semisight.data.feature_cache import n_missing
 from semisight.data.features import is_feature_file
-from semisight.data.formats.folders import printable, walk
-from semisight.data.formats.pictures import Unreadable, read_pixels
+from semisight.data.formats.folders import walk
 from semisight.data.image_set import ImageSet
 from semisight.data.sources import Kind, at_hand, kind_of
 from semisight.data.workers import cores
@@ -34,7 +33,8 @@ from semisight.errors import UserError
 from semisight.inference.encode import encode_set
 from semisight.inference.labels import FittedCalibration, decide
 from semisight.runs.images import Progress, Sets, in_shards, sets_of, share_of, with_features
-from semisight.runs.on_features import Judged, calibrate, judge
+from semisight.runs.on_features import Judged, calibrate, clearly_better, judge
+from semisight.runs.pixels import pixels_at
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import Way, few_enough, on_pixels, side_for
 from semisight.runs.settings import DataSettings, Settings
@@ -51,6 +51,7 @@ _FEATURES_SHARE = 0.5  # of the minutes, at most, for the features of the first 
 _FURTHER_SHARE = 0.15  # in which further networks must fit together with it: they seldom change the answer
 _PROBE_SHARE = 0.1  # of the minutes, for one fold of one way from pixels
 _ENOUGH_JUDGED = 150  # labels: with so many, a further fold says little more
+_ENOUGH_FOR_TIES = 30  # labels that were judged
 _HOPELESS = 0.1  # error above the best so far, beyond chance, from which the other folds are not tried
 _DECODING_MS = 5.0  # of one image
 # What judging takes: passes over the codes and over the labelled features, and products a second. Estimates.
@@ -347,7 +348,7 @@ def _tried(
         say(f"  {way.words()}")
         ways.append(way)
         rival = scratch[1] if scratch is not None else said
-        if rival is None or tried[1].error < rival.at(tried[1].index).error:
+        if rival is None or _preferred(tried[1], rival.at(tried[1].index)):
             scratch = tried
     if SCRATCH not in {way.name for way in ways}:
         lines.append("No time was left to try pixels: more --minutes would.")
@@ -369,6 +370,18 @@ def _tried(
         dataclasses.replace(way, chosen=way.name in {_named_as(one, network_name) for one in taken}) for way in ways
     )
     return Decision(best.settings, best, _with_reference(marked, data, pixels, best, seed), None, tuple(lines))
+
+
+def _preferred(pixels: CrossValidated, features: CrossValidated) -> bool:
+    """Whether to learn from pixels, by what both say of the same labels.
+
+    A short training from pixels says too little of a long one: it will learn for several times as long, and features
+    will not get better. So pixels are taken unless features are better by more than a standard error; of fewer labels
+    than _ENOUGH_FOR_TIES that is hardly a test, and the lower error is taken.
+    """
+    if len(pixels.labels) < _ENOUGH_FOR_TIES:
+        return pixels.error < features.error
+    return not clearly_better(features, pixels)
 
 
 def _named(way: Way, network: str) -> str:
@@ -471,29 +484,5 @@ def reference(data: DataSettings, train: ImageSet, seed: int) -> Way | None:
 
 def labelled_pixels(data: DataSettings, train: ImageSet, index: Tensor) -> tuple[Tensor, Tensor] | None:
     """Images [n, C, h, w] in [0, 1] at these places, as small as HOG wants them, and which of the places they are."""
-    if kind_of(data.source) is Kind.PICTURES:
-        folder = Path(data.source).expanduser()
-        files = {printable(name): name for name in walk(folder).names}
-        found, places = [], []
-        for place, i in enumerate(index.tolist()):
-            try:
-                side = side_for(10**6)
-                found.append(torch.from_numpy(read_pixels(folder / files[train.names[i]], side, side, 1).copy()))
-                places.append(place)
-            except (KeyError, Unreadable, OSError):
-                continue
-        return (torch.stack(found).float() / 255, torch.tensor(places)) if found else None
-    images = train
-    if train.images.is_floating_point() and train.shape[1:] == (1, 1):  # features: the pixels are read again
-        from semisight.data import load
-
-        whole = load(data.source, size=data.size, channels=data.channels)
-        place_of = {name: i for i, name in enumerate(whole.names)}
-        if any(train.names[i] not in place_of for i in index.tolist()):
-            return None
-        images = whole.subset([place_of[train.names[i]] for i in index.tolist()])
-        index = torch.arange(len(index))
-    side = side_for(min(images.shape[1:]))
-    small = fit(images.images[index], side if max(images.shape[1:]) > side else None, None)
-    pixels = small.float() / 255 if small.dtype == torch.uint8 else small
-    return pixels, torch.arange(len(index))
+    pictures = kind_of(data.source) is Kind.PICTURES or train.are_features
+    return pixels_at(data.source, train, index, side_for(10**6 if pictures else min(train.shape[1:])), 1)

@@ -18,6 +18,7 @@ from semisight.runs.pictures import (
     save_picture,
     to_pixels,
 )
+from semisight.runs.pixels import beside, needed_decoder
 from semisight.runs.run import Run
 
 _BATCH = 64
@@ -35,39 +36,54 @@ class Reconstructed:
 
 
 @torch.no_grad()
-def reconstructions(run: Run, images: ImageSet, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and their reconstructions, [B, C, H, W] each, a batch at a time to spare memory."""
-    generator = torch.Generator().manual_seed(seed)
+def reconstructions(
+    run: Run, images: ImageSet, seed: int = 0, pixels: ImageSet | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images and their reconstructions, [B, C, H, W] each, a batch at a time to spare memory; `pixels` are those of
+    images that are known by their features."""
+    generator, decoder = torch.Generator().manual_seed(seed), needed_decoder(run)
     for index in torch.arange(len(images)).split(_BATCH):
         batch = images.batch(index)
-        yield batch, run.model.reconstruct(batch.to(run.device), generator).cpu()
+        if decoder is None:
+            yield batch, run.model.reconstruct(batch.to(run.device), generator).cpu()
+        else:
+            assert pixels is not None
+            yield pixels.batch(index), decoder(run.model.mean_code(batch.to(run.device), generator)).cpu()
 
 
-def write_reconstructions(run: Run, images: ImageSet, out: Path, *, overwrite: bool, seed: int = 0) -> Reconstructed:
-    """A grid of pairs if `out` names a picture, else a folder with a PNG for each image, named as the image is."""
+def write_reconstructions(
+    run: Run, images: ImageSet, out: Path, *, overwrite: bool, seed: int = 0, source: str = ""
+) -> Reconstructed:
+    """A grid of pairs if `out` names a picture, else a folder with a PNG for each image, named as the image is.
+
+    `source` is where the pixels lie of images that are known by their features.
+    """
     single = is_picture_name(out)
     if single and len(images) > GRID_PAIRS:
         images = images.subset(torch.arange(GRID_PAIRS))
+    pixels = images
+    if run.backbone is not None:
+        images, pixels = beside(run, source, images)
     targets = [out] if single else [out / name for name in png_names(images.names)]
     refuse_existing(targets, overwrite)
-    mean, kept = images.mean_image(), []
+    mean, kept = pixels.mean_image(), []
     squares = spread = 0.0
     done = 0
-    for originals, results in reconstructions(run, images, seed):
+    for originals, results in reconstructions(run, images, seed, pixels):
         squares += float((originals - results).square().sum())
         spread += float((originals - mean).square().sum())
         if single:
             kept.append((originals, results))
             continue
-        for pixels in to_pixels(results):
-            save_picture(picture(pixels), targets[done])
+        for drawn in to_pixels(results):
+            save_picture(picture(drawn), targets[done])
             done += 1
     if single:
         above, below = (torch.cat(part) for part in zip(*kept, strict=True))
         columns = min(8, len(images))
         save_picture(grid(pairs_in_columns(above, below, columns), columns), out)
     explained = None if len(images) < 2 or spread <= 0 else 1 - squares / spread
-    return Reconstructed(out, len(images), explained, (squares / images.images.numel()) ** 0.5)
+    return Reconstructed(out, len(images), explained, (squares / pixels.images.numel()) ** 0.5)
 
 
 @torch.no_grad()
@@ -79,7 +95,9 @@ def write_samples(run: Run, n: int, out: Path, *, overwrite: bool, seed: int = 0
     refuse_existing(targets, overwrite)
     generator = torch.Generator().manual_seed(seed)
     parts = [len(part) for part in torch.arange(n).split(_BATCH)]
-    samples = torch.cat([run.model.generate(part, generator).cpu() for part in parts])
+    decoder = needed_decoder(run)
+    draw = run.model.generate if decoder is None else decoder.sample
+    samples = torch.cat([draw(part, generator).cpu() for part in parts])
     if single:
         save_picture(grid(samples, columns=max(1, round(n**0.5))), out)
     else:

@@ -20,6 +20,7 @@ from semisight.inference.neighbours import Neighbour, Neighbours
 from semisight.inference.search import WordSearch
 from semisight.model.posterior import Noise, Posterior, batch_first, batch_last
 from semisight.runs.pictures import Pixels, to_pixels
+from semisight.runs.pixels import pixel_decoder
 from semisight.runs.run import OWN_FEATURES, Run
 from semisight.server.captions import Sentence, describer_of
 
@@ -72,6 +73,7 @@ class Answerer:
                 f"{run.folder.path} learned on features of your own: a server could not make them of pictures."
             )
         self.backbone = None if run.backbone is None else resolve(run.backbone, pooled=not run.has_grid)
+        self.pixels = pixel_decoder(run)
         generator = torch.Generator().manual_seed(seed)
         self._draws = 1 if run.model.encoder.mean_is_exact else N_CODES
         self._noises = [run.model.noise(1, generator) for _ in range(self._draws)]
@@ -131,9 +133,12 @@ class Answerer:
 
     def _drawings(self, posterior: Posterior, questions: Sequence[Question]) -> list[Pixels | None]:
         """From the mean of the code and the places drawn with it, as `semisight reconstruct` does."""
-        if self.backbone is not None or not any(question.draw for question in questions):  # features are no picture
+        if not any(question.draw for question in questions) or (self.backbone is not None and self.pixels is None):
             return [None] * len(questions)
-        drawn = to_pixels(batch_first(self.run.model.decoder(posterior.mu, posterior.z).mean))
+        if self.pixels is not None:  # features are no picture: these are drawn beside
+            drawn = to_pixels(self.pixels(posterior.mean))
+        else:
+            drawn = to_pixels(batch_first(self.run.model.decoder(posterior.mu, posterior.z).mean))
         return [one if question.draw else None for one, question in zip(drawn, questions, strict=True)]
 
     def _nearest(self, means: Tensor, questions: Sequence[Question]) -> list[tuple[Neighbour, ...]]:

@@ -8,6 +8,7 @@ RUN/data.json                       where the images came from, and what was lef
 RUN/calibration.json                probabilities of labels, tag_calibration.json of tags, where there are any
 RUN/vocabulary.json                 the words of captions, where there are any
 RUN/captions.safetensors            which captions it has learned from, as hashes
+RUN/pixels.safetensors              draws pictures from codes, for a run on features
 RUN/comparison.json                 the same labels without the unlabelled images, if measured
 RUN/report.html, model_card.md      to look at; data, settings, metrics and limits
 RUN/unfinished.txt                  there from the first step of a training to its end, whatever ends it before
@@ -35,7 +36,7 @@ NEWEST = "checkpoints/newest.safetensors"
 # All that a run may hold; what overwriting it replaces or removes, and nothing else that lies in the folder.
 FILES = (
     *("config.json", "data.json", "log.csv", "calibration.json", "tag_calibration.json", "vocabulary.json"),
-    *("captions.safetensors", "search.safetensors", "comparison.json", "ways.json"),
+    *("captions.safetensors", "search.safetensors", "pixels.safetensors", "comparison.json", "ways.json"),
     *("report.html", "model_card.md", "unfinished.txt"),
     *(NEWEST, "checkpoints/best.safetensors", "tensorboard/events.out.tfevents.*"),
 )
