@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.torture import clients, disks, inputs, kills
+from benchmarks.torture import clients, disks, faults, inputs, kills
 from benchmarks.torture.rows import Row, Torture
 
 PARTS: dict[str, Callable[[Torture], Row | list[Row]]] = {
@@ -24,7 +24,8 @@ PARTS: dict[str, Callable[[Torture], Row | list[Row]]] = {
     "report": kills.kills_of_reports,
     "pairs": disks.pairs_of_writers,
     "disk": disks.full_disks,
-    "read-only": disks.read_only_disks,
+    "full": faults.full_disks_at_every_write,
+    "read-only": faults.read_only_disks_at_every_write,
     "flush": disks.flushed_renames,
     "readers": inputs.mutated_inputs,
     "server": clients.clients,

@@ -75,9 +75,7 @@ def steady_load(torture: Torture) -> list[Row]:
                     time.sleep(0.2)
             times, failed = asyncio.run(_steady(port, max(2.0, _SECONDS * torture.share)))
             if training:  # a load beside a training that has ended says nothing
-                now = _training(port)
-                if now["state"] != "running" or now["step"] <= learned["step"]:
-                    failed.append(f"the training did not go on: {now}")
+                failed += stood_still(learned, _training(port))
             beside = "labels and a training" if training else "labels"
             share = sorted(times)
             at = [round(1000 * share[int(p * (len(share) - 1))], 1) for p in (0.5, 0.95, 0.99)]
@@ -92,6 +90,12 @@ def steady_load(torture: Torture) -> list[Row]:
             )
             rows.append(row)
     return rows
+
+
+def stood_still(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What is wrong, if a training did not run all the time between two looks at it; else nothing."""
+    went_on = before["state"] == after["state"] == "running" and after["step"] > before["step"]
+    return [] if went_on else [f"the training did not go on: {before}, then {after}"]
 
 
 async def _steady(port: int, seconds: float) -> tuple[list[float], list[str]]:

@@ -1,19 +1,15 @@
-"""Two writers of one folder, a disk that is full or turns read-only, and a rename that is not on disk yet."""
+"""Two writers of one folder, a disk that fills at every size, and a rename that is not on disk yet."""
 
-import contextlib
-import errno
-import functools
-import itertools
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.full_disk import disk_with_room_for
-from benchmarks.torture.rows import Row, Torture, learn
+from benchmarks.torture.rows import Row, Torture
 from semisight.errors import UserError
 
 
@@ -94,111 +90,6 @@ def _bundle(bundle: Any, folder: Path, content: bytes) -> None:
     with bundle(folder, remove=["part*"]) as new:
         (new / "part1").write_bytes(content)
         (new / "part2").write_bytes(content)
-
-
-# --- a disk that turns read-only: Python tells an audit hook before it opens, renames, links or removes
-
-_WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
-_left: list[int] | None = None  # writes that still succeed, while a disk is being turned read-only
-
-
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if _left is None or not (event in _WRITES or (event == "open" and _writes(arguments))):
-        return
-    _left[0] -= 1
-    if _left[0] < 0:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-
-def _writes(arguments: tuple[Any, ...]) -> bool:
-    path, _, flags = arguments
-    written = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    return written and not str(path).startswith("/dev/")
-
-
-_add_hook = functools.cache(lambda: sys.addaudithook(_hook))  # it cannot be taken away again
-
-
-@contextlib.contextmanager
-def read_only_after(writes: int) -> Iterator[list[int]]:
-    """Every file system is read-only once so many writes were done; yields what is left of them, below 0: none was."""
-    global _left
-    _add_hook()
-    _left = counter = [writes]
-    try:
-        yield counter
-    finally:
-        _left = None
-
-
-def read_only_disks(torture: Torture) -> Row:
-    """A disk that turns read-only before the first write, the second, ... of everything that writes: the old files or
-    the new ones, and a message."""
-    from semisight.data.label_csv import Entry
-    from semisight.data.label_table import Table
-    from semisight.files import bundle, check_seal, finish_bundle, locked, seal, write_atomic
-    from semisight.runs.run import load_run
-    from semisight.training.checkpoint import Checkpoint, write_checkpoint
-
-    row = Row("writes to a disk that turns read-only, at each write")
-    folder, run = torture.folder / "disk", torture.folder / "run"
-    folder.mkdir()
-    learn(run, limit=100)
-
-    def file() -> None:
-        write_atomic(folder / "a.bin", seal(_safetensors()))
-
-    def several() -> None:
-        with locked(folder / "bundle", "torture"), bundle(folder / "bundle", remove=["part*"]) as new:
-            for name in ("part1", "part2"):
-                (new / name).write_bytes(os.urandom(8) * 1000)
-
-    def labels() -> None:
-        with Table(folder / "labels.csv") as table:
-            table.put(f"{os.urandom(4).hex()}.png", label="cat")
-            table.merge(quiet=0.0)
-
-    def right() -> bool:
-        finish_bundle(folder / "bundle")
-        check_seal(folder / "a.bin")
-        parts = [part.read_bytes() for part in (folder / "bundle").glob("part*")]
-        with Table(folder / "labels.csv") as table:
-            kept = table.entries().get("old.png") == Entry("dog")
-        loaded = load_run(run)
-        return kept and len(parts) == 2 and loaded.meta["data"]["train"]["number"] == loaded.data().n_train
-
-    Table(folder / "labels.csv", {"old.png": Entry("dog")}).close()
-    file()
-    several()
-    works: dict[str, Callable[[], object]] = {
-        "file": file,
-        "checkpoint": lambda: write_checkpoint(folder / "c.safetensors", Checkpoint({"model": {}}, {"about": {}})),
-        "bundle": several,
-        "labels": labels,
-        "training": lambda: learn(run, limit=150),
-    }
-    for name, work in works.items():
-        step = max(1, round(0.1 / torture.share)) if name == "training" else 1  # a training writes a hundred times
-        for writes in itertools.count(0, step):
-            with read_only_after(writes) as left:
-                message = ""
-                try:
-                    work()
-                except UserError as error:
-                    message = str(error)
-                except BaseException as error:  # whatever it is, it is what we look for
-                    row.count(False, f"{name}, write {writes}: {type(error).__name__}: {error}")
-            if left[0] >= 0:  # it was enough
-                break
-            row.count(right(), f"{name}, write {writes}: {message}")
-    return row
-
-
-def _safetensors() -> bytes:
-    import numpy as np
-    from safetensors.numpy import save
-
-    return save({"a": np.arange(500)})
 
 
 # --- on disk before it is confirmed

@@ -46,6 +46,8 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], object]]]:
     """Every reader of a file that a stranger may have written: a name, a good file, and the reader."""
     import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
     from PIL import Image
     from safetensors.numpy import save
 
@@ -85,7 +87,8 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
     features, rows = BytesIO(), BytesIO()
     np.savez(features, features=np.ones((20, 6), np.float32), files=np.array(names))
     np.save(rows, np.ones((20, 6), np.float32))
-    network = write_network(torture.folder / "small.onnx")
+    network, columned = write_network(torture.folder / "small.onnx"), BytesIO()
+    parquet.write_table(pa.table({"file": names, "features": [[1.0] * 6] * 20}), columned)
     settings = {"epochs": 3, "batch_size": 16, "layers": [{"maps": 8, "kernel": 3, "pool": 2}]}
 
     def with_journal(path: Path) -> object:
@@ -101,6 +104,7 @@ def readers(torture: Torture) -> Iterator[tuple[str, bytes, Callable[[Path], obj
     yield "tag columns.csv", columns.encode(), lambda path: read_tags(path, names)
     yield "features.npz", features.getvalue(), read_features
     yield "features.npy", rows.getvalue(), read_features
+    yield "features.parquet", columned.getvalue(), read_features
     yield "network.yaml", network.with_suffix(".yaml").read_bytes(), _beside(network)
     yield "table.csv", table.encode(), lambda path: Table(path).close()
     yield "journal", lines, with_journal

@@ -109,17 +109,23 @@ def kills_of_labels(torture: Torture) -> Row:
 
 def kills_of_caches(torture: Torture) -> Row:
     """Images read into a cache by a process that is killed: the next one reads the same."""
-    from semisight.data import load
+    from semisight.data.image_cache import cached_folder
 
     row, chance = Row("kills while images are read into a cache"), torture.chance("cache")
-    pictures = torture.folder / "pictures"
+    pictures, cache = torture.folder / "pictures", torture.folder / "cache"
     pictures.mkdir()
-    write_pictures(pictures, 40)
-    os.environ["XDG_CACHE_HOME"] = str(torture.folder / "cache")
-    wanted = load(str(pictures), size=16).images.sum()
-    for _ in range(torture.times(40)):
-        _dies(lambda: load(str(pictures), size=16), chance.uniform(0.0, 0.2))
-        row.count(bool(load(str(pictures), size=16).images.sum() == wanted))
+    write_pictures(pictures, 200)
+
+    def read(place: Path = cache) -> Any:
+        return cached_folder(pictures, size=16, channels=1, cache=place, workers=0).images
+
+    started = time.monotonic()
+    wanted = read(torture.folder / "whole").clone()
+    seconds = time.monotonic() - started
+    for number in range(torture.times(40)):
+        shutil.rmtree(cache, ignore_errors=True)  # else it would be found made, and there were nothing to write
+        _dies(read, chance.uniform(0.0, 1.2 * seconds))
+        row.count(bool((read() == wanted).all()) and not list(cache.rglob("*.tmp")), f"kill {number}")
     return row
 
 

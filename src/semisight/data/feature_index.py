@@ -130,6 +130,11 @@ class FeatureIndex:
                 f"the index of the feature cache in {self.folder} cannot be used ({error}): delete that folder, it is "
                 "made again, or choose another one by the variable XDG_CACHE_HOME."
             ) from error
+        if isinstance(error, OSError):  # a shard on a disk that is full, say; what is in the index is whole
+            raise UserError(
+                f"could not write to the feature cache in {self.folder}: {error.strerror or error}. Make room, or "
+                "choose another folder by the variable XDG_CACHE_HOME; what is done so far is kept."
+            ) from error
 
     def _connect(self) -> sqlite3.Connection:
         try:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from semisight.inference.encode import encode_set
+from semisight.inference.encode import check_answer, encode_set
 from semisight.model.heads.labels import LabelHead
 from semisight.model.image_model import ImageModel
 from semisight.objectives.label_spreading import nearest
@@ -65,7 +65,9 @@ def see(
         each = [probabilities(head.decision(code).cpu()) for code in drawn]
         means.append(codes.mean.cpu())
         shares.append(torch.stack(each).mean(0).float())
-    return Seen(torch.cat(means), torch.cat(shares))
+    found = Seen(torch.cat(means), torch.cat(shares))
+    check_answer(found.codes, found.probabilities)
+    return found
 
 
 def choose_next(codes: Tensor, doubt: Tensor, open_: Tensor, n: int, known: Tensor | None = None) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from semisight.data.tokenizer import readable, tokenize
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.inference.beam_search import MAX_WORDS, beam_search, mixture_log_prob
-from semisight.inference.encode import Codes, Progress, encode_set
+from semisight.inference.encode import Codes, Progress, check_answer, encode_set
 from semisight.metrics.captions import perplexity
 from semisight.model.heads.captions import END, PADDING, CaptionHead, words_per_caption
 from semisight.model.image_model import ImageModel
@@ -67,6 +67,7 @@ class CaptionReader:
     ) -> list[tuple[Caption, ...]]:
         """The best captions of every image, at most n_best of each."""
         how = search or Search()
+        check_answer(codes.mean, codes.spread)
         drawn = codes.draw(how.n_codes, generator or torch.Generator().manual_seed(how.seed))
         width = max(how.beam, how.n_best)
         found = beam_search(

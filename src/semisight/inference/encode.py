@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semisight.errors import UserError
 from semisight.model.image_model import ImageModel
 from semisight.objectives.step import Images, Rows, own_rows, place_of_process, whole_batch
 from semisight.random import Stream, reseed
@@ -60,6 +61,15 @@ def encode(model: ImageModel, images: Tensor, generator: torch.Generator, n_draw
         return Codes(mean[None], log_spread[None])
     drawn = [model.encode(images, generator) for _ in range(n_draws)]
     return Codes(torch.stack([one.mean for one in drawn]), torch.stack([one.log_spread for one in drawn]))
+
+
+def check_answer(*tensors: Tensor) -> None:
+    """Before anything is told to a user: weights may be numbers and yet so large that what comes of them is none."""
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise UserError(
+            "the model's answer is no number: its weights are damaged, or far too large. Use another checkpoint, or "
+            "train again."
+        )
 
 
 def encode_set(

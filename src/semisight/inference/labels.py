@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from semisight.inference.encode import Codes
+from semisight.inference.encode import Codes, check_answer
 from semisight.metrics.calibration import Calibration, expected_calibration_error, fit_affine, fit_temperature
 from semisight.model.heads.labels import LabelHead
 from semisight.model.heads.tags import TagHead
@@ -160,6 +160,7 @@ class LabelReader:
 
     def __call__(self, codes: Codes, generator: torch.Generator | None = None) -> LabelAnswer:
         found = decide(self.head, codes)
+        check_answer(found.value, found.spread)
         probabilities = self.calibration.probabilities(found.value.cpu())
         return LabelAnswer(probabilities, found.spread.cpu(), self.class_names)
 

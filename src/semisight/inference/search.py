@@ -23,7 +23,7 @@ from torch import Tensor
 from semisight.data.tokenizer import tokenize
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.errors import UserError
-from semisight.inference.encode import Progress, mean_codes
+from semisight.inference.encode import Progress, check_answer, mean_codes
 from semisight.model.heads.captions import END, CaptionHead
 from semisight.model.image_model import ImageModel
 from semisight.objectives.step import Images
@@ -101,6 +101,7 @@ class WordSearch:
             places = hint.topk(max(n, shortlist)).indices.sort().values
         inputs = self.head.inputs()
         log_prob = _log_prob(self.head, inputs, query.symbols, self.codes[places].to(inputs)).cpu()
+        check_answer(log_prob)
         best = log_prob.topk(min(n, len(places))).indices.tolist()
         return [Match(int(places[i]), float(log_prob[i])) for i in best]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semisight.inference.encode import Codes
+from semisight.inference.encode import Codes, check_answer
 from semisight.inference.labels import decide
 from semisight.model.heads.tags import TagHead
 
@@ -91,6 +91,7 @@ class TagReader:
 
     def __call__(self, codes: Codes, generator: torch.Generator | None = None) -> TagAnswer:
         found = decide(self.head, codes)
+        check_answer(found.value, found.spread)
         scale, offset = self.scale_and_offset
         return TagAnswer(torch.sigmoid(scale * found.value + offset).cpu(), found.spread.cpu(), self.names)
 

@@ -33,8 +33,9 @@ from semisight.engines import Engine, run_parts
 from semisight.errors import UserError
 from semisight.files import atomic_path, write_atomic
 from semisight.inference.captions import Search
-from semisight.inference.encode import BATCH, Codes, encode_set
+from semisight.inference.encode import BATCH, Codes, check_answer, encode_set
 from semisight.runs.run import Run, Which, load_run
+from semisight.runs.run_images import network_of
 from semisight.untrusted import parse_json, printable
 
 What = Literal["embed", "predict", "caption"]
@@ -97,6 +98,7 @@ def answer(
 
 
 def _check(what: What, run: Run) -> None:
+    network_of(run)  # one that may not be used is refused here and now, not by every worker
     if what == "caption":
         run.reader("captions")
     elif what == "predict" and not (run.has("labels") or run.has("tags")):
@@ -275,6 +277,7 @@ class Answerer:
 
     def _said(self, codes: Codes, generator: torch.Generator, search: Search) -> Iterator[dict[str, Any]]:
         if self.asked.what == "embed":
+            check_answer(codes.mean, codes.spread)
             for mean, spread in zip(codes.mean.tolist(), codes.spread.tolist(), strict=True):
                 yield {"code": mean, "code_spread": spread}
             return
@@ -337,9 +340,8 @@ def _of_backbone(run: Run) -> _Reading:
     """The features of the network that the run learned from, rounded as its cache of features keeps them."""
     import hashlib
 
-    from semisight.backbones import resolve
-
-    network, views = resolve(run.backbone or ""), int(run.about["model"]["features"]["views"])
+    network, views = network_of(run), int(run.about["model"]["features"]["views"])
+    assert network is not None
     how = network.preprocessing
 
     def decode(content: bytes) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from semisight.errors import UserError
 from semisight.files import write_atomic
+from semisight.inference.encode import check_answer
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -23,6 +24,7 @@ _TILE_SIDE = 64  # small pictures are enlarged to about this, by a whole factor,
 
 def to_pixels(images: Tensor) -> Pixels:
     """[N, C, H, W] in [0, 1] (clipped) to uint8 [N, H, W, C]."""
+    check_answer(images)
     scaled = images.detach().float().clamp(0, 1).mul(255).round().to(torch.uint8)
     return scaled.permute(0, 2, 3, 1).cpu().numpy()
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
 
 from semisight.backbones.trusted import recorded_backbone
 from semisight.data.features import MARK
@@ -21,7 +20,7 @@ from semisight.data.remote import as_written, is_url, local_copy, recorded_url
 from semisight.errors import UserError
 from semisight.files import finish_bundle, write_json
 from semisight.inference.captions import Caption, CaptionReader, Search, write_captions
-from semisight.inference.encode import Codes, Progress, encode_set, joined
+from semisight.inference.encode import Codes, Progress, check_answer, encode_set, joined
 from semisight.inference.labels import LabelAnswer, LabelReader
 from semisight.inference.tags import TagAnswer, TagReader
 from semisight.model.architecture import Architecture
@@ -176,7 +175,9 @@ class Run:
         Returns:
             Codes with `mean` and `spread`, [N, J] each.
         """
-        return joined([codes.cpu() for _, codes, _ in encode_set(self.model, images, progress=progress)])
+        found = joined([codes.cpu() for _, codes, _ in encode_set(self.model, images, progress=progress)])
+        check_answer(found.mean, found.spread)
+        return found
 
     def ask(self, name: str, images: Images, progress: Progress | None = None) -> Any:
         """What the reader of that name says of every image."""
@@ -310,7 +311,6 @@ def load_run(path: str | Path, which: Which = "auto", device: str = "cpu", model
                 raise UserError(f"{checkpoint} describes a head of {name} that is larger than the whole file")
         heads = {name: kind_named(name).head(of, model.code_size) for name, of in targets.items()}
         load_parts({"model": model, **{f"head.{name}": head for name, head in heads.items()}}, checkpoint)
-        _check_numbers(model, *heads.values(), where=checkpoint)
         for module in (model, *heads.values()):
             module.to(choose_device(device)).eval()
         readers = {
@@ -362,14 +362,6 @@ def build_model(about: Mapping[str, Any], seed: int = 0, room: int = MOST_WEIGHT
 def _check_size(n_weights: int, room: int) -> None:
     if not 0 <= n_weights <= room:
         raise UserError(f"it describes a model of {n_weights:,} numbers, larger than its file")
-
-
-def _check_numbers(*modules: nn.Module, where: Path) -> None:
-    """A model with a weight that is no number would answer nonsense without a word."""
-    for module in modules:
-        for name, value in module.state_dict().items():
-            if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise UserError(f"{where} is unusable: {name} holds numbers that are not finite.")
 
 
 def _known(name: str) -> bool:

@@ -14,14 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from semisight.backbones import resolve
 from semisight.errors import UserError
+from semisight.inference.encode import check_answer
 from semisight.inference.neighbours import Neighbour, Neighbours
 from semisight.inference.search import WordSearch
 from semisight.model.posterior import Noise, Posterior, batch_first, batch_last
 from semisight.runs.pictures import Pixels, to_pixels
 from semisight.runs.pixels import pixel_decoder
 from semisight.runs.run import OWN_FEATURES, Run
+from semisight.runs.run_images import network_of
 from semisight.server.captions import Sentence, describer_of
 
 N_CODES = 50
@@ -72,7 +73,7 @@ class Answerer:
             raise UserError(
                 f"{run.folder.path} learned on features of your own: a server could not make them of pictures."
             )
-        self.backbone = None if run.backbone is None else resolve(run.backbone, pooled=not run.has_grid)
+        self.backbone = network_of(run)
         self.pixels = pixel_decoder(run)
         generator = torch.Generator().manual_seed(seed)
         self._draws = 1 if run.model.encoder.mean_is_exact else N_CODES
@@ -88,6 +89,7 @@ class Answerer:
             images = torch.from_numpy(self.backbone.features(pixels.numpy())).to(self.run.device)
         posteriors = [self._encode(images, noise) for noise in self._noises]
         codes = self._codes(posteriors)
+        check_answer(codes)
         labels = self._labels(posteriors, codes, questions)
         drawings = self._drawings(posteriors[0], questions)
         nearest = self._nearest(posteriors[0].mean, questions)
@@ -119,6 +121,7 @@ class Answerer:
         within = torch.stack([head.spread(p.mean, p.log_spread).square() for p in posteriors]).mean(0)
         spread = (within + each.var(0, correction=0)).sqrt().cpu()
         probability = calibration.probabilities(each.mean(0).cpu())
+        check_answer(probability, spread)
         drawn = calibration.probabilities(head.decision(codes.flatten(0, 1)).cpu()).view(len(codes), *probability.shape)
         low, high = _range(drawn)
         # A skewed range may miss the probability of the average: it is stretched to hold it.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -154,7 +155,15 @@ def load_state(module: nn.Module, weights: Mapping[str, Tensor], path: str | Pat
     wrong += [name for name in own if name in weights and own[name].shape != weights[name].shape]
     if wrong:
         raise UserError(f"{path} holds another model: {_some(wrong)} do not fit. Build the model it was trained with.")
+    check_finite(weights, path)
     module.load_state_dict(dict(weights))
+
+
+def check_finite(weights: Mapping[str, Tensor], path: str | Path) -> None:
+    """A model with a weight that is no number would answer nonsense without a word."""
+    wrong = [name for name, w in weights.items() if w.is_floating_point() and not bool(torch.isfinite(w).all())]
+    if wrong:
+        raise UserError(f"{path} is unusable: {_some(wrong)} hold numbers that are not finite. Use another checkpoint.")
 
 
 def _some(names: list[str], most: int = 4) -> str:

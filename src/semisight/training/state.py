@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from semisight.errors import UserError
 from semisight.objectives.step import Objective
 from semisight.training import old_format
-from semisight.training.checkpoint import TRAINING, Checkpoint, load_state
+from semisight.training.checkpoint import TRAINING, Checkpoint, check_finite, load_state
 from semisight.training.ema import EMA
 from semisight.training.logs import Meter
 from semisight.training.optimiser import load_optimiser, optimiser_tensors
@@ -87,6 +87,8 @@ class LiveState:
             )
         for name, part in self.objective.parts().items():
             load_state(part, checkpoint.part(name), path)
+        for kind in ("weights", "average"):
+            check_finite(checkpoint.training(kind), path)
         try:
             if self.average is not None:
                 averages = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
