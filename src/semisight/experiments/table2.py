@@ -110,7 +110,7 @@ NETWORKS = {
     ),
     "ladder-gamma-conv": NetworkRow(
         lambda of, smoke: ladder.gamma_conv(of.shape, len(of.class_names), (8, 8, 8) if smoke else ladder.WIDTHS),
-        epochs=3,
+        epochs=18,
     ),
 }
 M1_EPOCHS, M1_BATCH, M1_RATE = 30, 200, 1e-3
