@@ -15,6 +15,11 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def certain(x: Tensor) -> Tensor:
+    """Codes as M2 takes them: the mean, and the log sigma of a code that is all but known."""
+    return torch.cat([x, torch.full_like(x, -40.0)], 1)
+
+
 def descend(network: Network, x: Tensor, y: Tensor, steps: int, rate: float = 5e-3) -> list[dict[str, float]]:
     assert isinstance(network, torch.nn.Module)
     optimiser, noise, said = torch.optim.Adam(network.parameters(), rate), generator(1), []
@@ -83,13 +88,24 @@ def test_the_bounds_lie_below_the_likelihood_and_reach_it_with_the_true_posterio
 def test_labels_weigh_as_in_the_whole_set(m2: M2) -> None:
     x = torch.randn(6, 3, dtype=torch.float64, generator=generator())
     y = torch.tensor([0, 1, -1, -1, -1, -1])
-    loss, terms = m2.loss(x, y, generator(3))
-    eps = torch.randn(4, 6, 1, generator=generator(3)).double()
+    loss, terms = m2.loss(certain(x), y, generator(3))
+    noise = generator(3)
+    torch.randn(6, 3, generator=noise)  # of the codes, which are certain
+    eps = torch.randn(4, 6, 1, generator=noise).double()
     known = m2.bound_with(x[:2], torch.eye(4, dtype=torch.float64)[:2], eps[0, :2]).mean()
     unknown = m2.bound_without(x[2:], eps[:, 2:]).mean()
     label = m2.classifier(x[:2]).log_softmax(1)[[0, 1], [0, 1]].mean()
     assert torch.allclose(loss, -0.25 * known - 0.75 * unknown - 0.1 * label)
     assert torch.allclose(terms["label"], label)
+
+
+def test_m2_learns_from_drawn_codes_and_answers_by_their_means(m2: M2) -> None:
+    x = torch.randn(6, 3, dtype=torch.float64, generator=generator())
+    y = torch.tensor([0, 1, -1, -1, -1, -1])
+    spread = torch.cat([x, torch.zeros_like(x)], 1)
+    first, again = (float(m2.loss(spread, y, generator(seed))[1]["label"].detach()) for seed in (1, 2))
+    assert first != again  # the classifier saw other codes
+    assert torch.equal(m2.scores(spread), m2.classifier(x))
 
 
 def test_m2_learns_two_clouds_from_one_label_of_each() -> None:
@@ -100,9 +116,9 @@ def test_m2_learns_two_clouds_from_one_label_of_each() -> None:
     labels = torch.full((200,), -1)
     labels[:2] = truth[:2]
     m2 = M2(2, 2, labelled_share=0.01, code=2, hidden=16)
-    said = descend(m2, x, labels, 120, rate=1e-2)
+    said = descend(m2, certain(x), labels, 120, rate=1e-2)
     assert said[-1]["bound"] > said[0]["bound"] + 0.5
-    assert float((m2.scores(x).argmax(1) == truth).float().mean()) > 0.97
+    assert float((m2.scores(certain(x)).argmax(1) == truth).float().mean()) > 0.97
 
 
 def test_m1_learns_bars_and_its_bound_is_that_of_bernoulli_pixels() -> None:

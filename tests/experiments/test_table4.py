@@ -184,3 +184,29 @@ def test_the_papers_figures_are_those_of_its_table() -> None:
     assert table4.paper("bsvm", 1) == ("43.98", "60.57") and table4.paper("googlenet", 100) == ("68.7", "88.9")
     assert table4.paper("alexnet", 60) == ("50.34", "72.18") and table4.paper("softmax", 40) == ("56.83", "80.46")
     assert table4.paper("no-bound", 1) == ("", "") and table4.paper("bsvm", 50) == ("", "")
+
+
+def test_rows_end_after_as_many_steps_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after as many minutes: a machine that was paused, or shared, would have made them unequal."""
+    of = table4.with_share(table4.sets(SMOKE, 0), 20, 0)
+    monkeypatch.setattr(table4, "STEPS", 3)
+    monkeypatch.setattr(table4, "NETWORKS", {name: replace(how, steps=3) for name, how in table4.NETWORKS.items()})
+    began: list[Any] = []
+
+    class Stop(Exception):
+        pass
+
+    def watched(objective: Any, train: ImageSet, place: Path, *, config: Any, **settings: Any) -> None:
+        began.append(config)
+        raise Stop
+
+    monkeypatch.setattr(network_rows, "Trainer", watched)
+    monkeypatch.setattr(label_rows, "Trainer", watched)
+    for row in table4.ROWS:
+        with pytest.raises(Stop):
+            table4.measure(row, of, 0, tmp_path / row, replace(SMOKE, smoke=False))
+    assert [(config.max_steps, config.max_epochs) for config in began] == [(3, None)] * len(table4.ROWS)
+
+
+def test_the_two_heads_differ_in_nothing_else() -> None:
+    assert replace(table4.SETTINGS["bsvm"], softmax=True, balanced=False) == table4.SETTINGS["softmax"]

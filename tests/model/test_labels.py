@@ -34,8 +34,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed))
 
 
-def svm(gamma: float | list[float] = 1.0, bias: bool = True, seed: int = 1) -> BayesianSVM:
-    head = BayesianSVM(J, C, gamma=gamma, bias=bias).double()
+def svm(gamma: float | list[float] = 1.0, bias: bool = True, seed: int = 1, balanced: bool = False) -> BayesianSVM:
+    head = BayesianSVM(J, C, gamma=gamma, bias=bias, balanced=balanced).double()
     with torch.no_grad():
         head.scores.beta.copy_(normal(J, C, seed=seed) * 0.6)
         if head.scores.bias is not None:
@@ -51,7 +51,7 @@ def softmax(seed: int = 1) -> Softmax:
 
 
 def heads() -> list[LabelHead]:
-    return [svm([0.5, 1.0, 2.0, 3.0]), svm(bias=False), softmax()]
+    return [svm([0.5, 1.0, 2.0, 3.0]), svm(bias=False), softmax(), svm([0.5, 1.0, 2.0, 3.0], balanced=True)]
 
 
 def expected_log_prob(head: LabelHead, target: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def expected_complete(head: BayesianSVM, labels: Tensor, s: Tensor, posterior: L
         with torch.no_grad():
             posterior = head.lambda_posterior(labels, s)
     u = 1 - y * head.scores(s)
-    value = -head.gamma * (u.square() * posterior.mean_inverse / 2 + u + posterior.distance / 2)
+    value = -posterior.gamma * (u.square() * posterior.mean_inverse / 2 + u + posterior.distance / 2)
     return torch.where(y != 0, value, torch.zeros_like(value)).sum(1)
 
 
@@ -167,10 +167,11 @@ def test_expected_complete_is_the_mean_of_the_complete_log_likelihood(gamma: flo
         assert values[u] - values[0.7] == pytest.approx(by_quadrature(u) - by_quadrature(0.7), rel=1e-5)
 
 
+@pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_fishers_identity(gamma: float) -> None:
+def test_fishers_identity(gamma: float, balanced: bool) -> None:
     """The gradient of the expected complete log-likelihood equals the hinge's, for beta, bias and the code."""
-    head, target = svm(gamma), labels(missing=True)
+    head, target = svm(gamma, balanced=balanced), labels(missing=True)
     s = normal(B, J).requires_grad_()
     parameters = [head.scores.beta, head.scores.bias, s]
     collapsed = torch.autograd.grad(head.log_prob(target, s).sum(), parameters)
@@ -200,6 +201,51 @@ def test_a_code_on_its_margin_is_finite() -> None:
     value.sum().backward()
     assert value.item() == pytest.approx(0)
     assert s.grad is not None and bool(s.grad.isfinite().all())
+
+
+# ---- many classes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_balanced_svm_begins_as_a_softmax_does() -> None:
+    """At f = 0 the pull towards an image's own class is as strong as that away from all others; without balance the
+    others pull C - 1 times as much, and all decision values fall to -1."""
+    pulls = {}
+    for balanced in (False, True):
+        head = BayesianSVM(1, 20, bias=True, balanced=balanced).double()
+        with torch.no_grad():
+            head.scores.beta.zero_()
+        head.log_prob(torch.tensor([3]), torch.zeros(1, 1, dtype=torch.float64)).sum().backward()
+        assert head.scores.bias is not None and head.scores.bias.grad is not None
+        pulls[balanced] = head.scores.bias.grad
+    assert float(pulls[True].sum()) == pytest.approx(0) and float(pulls[False].sum()) == pytest.approx(-36)
+    assert float(pulls[True][3]) == float(pulls[False][3]) == 2
+
+
+def test_images_of_uncertain_class_are_told_apart_by_a_balanced_svm_alone() -> None:
+    """Of twenty classes one has probability 0.4, and the others share the rest: the best decision values."""
+    p = torch.full((20,), 0.6 / 19, dtype=torch.float64)
+    p[7] = 0.4
+    best = {}
+    for balanced in (False, True):
+        head = BayesianSVM(1, 20, balanced=balanced).double()
+        optimiser = torch.optim.SGD(head.parameters(), 0.01)
+        for _ in range(400):
+            optimiser.zero_grad()
+            (-(p * head.log_prob_all(torch.zeros(1, 1, dtype=torch.float64))).sum()).backward()
+            optimiser.step()
+        best[balanced] = head.decision(torch.zeros(1, 1, dtype=torch.float64))[0].detach()
+    assert torch.allclose(best[False], -torch.ones(20).double(), atol=0.05)
+    assert float(best[True][7]) == pytest.approx(1, abs=0.05) and float(best[True][8:].max()) < -0.1
+
+
+def test_normalised_is_a_distribution_that_a_soft_target_leaves_as_it_is() -> None:
+    """Hinges of a soft target move every decision value; the normalised head is at rest where it says the target."""
+    for head in heads():
+        s = normal(B, J).requires_grad_()
+        log_p = head.normalised(head.log_prob_all(s))
+        torch.testing.assert_close(log_p.exp().sum(1), torch.ones(B, dtype=torch.float64))
+        (gradient,) = torch.autograd.grad((log_p.exp().detach() * log_p).sum(), s)
+        assert float(gradient.abs().max()) < 1e-10
 
 
 # ---- exact draws for the samplers ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from semisight.errors import UserError
 from semisight.model.heads.labels import BayesianSVM, Softmax
 from semisight.objectives.joint import Joint
 from semisight.objectives.labels import Labels, class_shares
+from semisight.objectives.pseudo_labels import PseudoLabels
 from semisight.objectives.targets import Xi
 from semisight.training.ema import EMA
 from tests.objectives.cases import ALL, IMAGES, PIXELS, J, N, gradients, model_with, only, step
@@ -152,7 +153,7 @@ def test_spread_labels_are_learned_by_their_shares(head: str) -> None:
     result = step(joint)
     view = joint.encode(IMAGES, torch.Generator().manual_seed(3), ALL)
     (scores,) = labels.see([view])
-    spread = (labels.responsibilities * scores).sum(1).mean()
+    spread = (labels.responsibilities * labels.label_head.normalised(scores)).sum(1).mean()
     torch.testing.assert_close(result.terms["labels_spread"], spread.detach(), rtol=1e-4, atol=1e-4)
     gain = result.terms["labels"] + 2.0 * result.terms["labels_spread"]
     torch.testing.assert_close(result.loss, -labels.scale(0) * gain - labels.log_prior(0), rtol=1e-4, atol=1e-3)
@@ -162,3 +163,16 @@ def test_without_the_image_model_the_decoder_gets_no_gradient() -> None:
     joint = Joint(model_with("expected"), [labels_of(few(4))], consistency=only(pseudo_labels=1.0, contrastive=1.0))
     of = gradients(joint, step(joint).loss)
     assert all(float(g.abs().sum()) == 0 for name, g in of.items() if "decoder" in name)
+
+
+@pytest.mark.parametrize("head", [BayesianSVM, Softmax])
+def test_an_image_that_is_not_sure_makes_no_belief_stronger(head: type[BayesianSVM] | type[Softmax]) -> None:
+    """Learned by hinges, its soft pseudo-label would draw the decision values of all classes to -1."""
+    labels = Labels(head(2, 20), torch.full((8,), -1))
+    scores = torch.randn(8, 20, generator=torch.Generator().manual_seed(0)).log_softmax(1).requires_grad_()
+    pseudo = PseudoLabels(scores.detach().softmax(1), torch.zeros(8))
+    gain = labels.learn(pseudo, labels.values, torch.ones(8, dtype=torch.bool), [scores], 0).gain
+    if head is BayesianSVM:
+        (gradient,) = torch.autograd.grad(gain, scores)
+        assert float(gradient.abs().max()) < 1e-7
+    torch.testing.assert_close(gain, (pseudo.label * scores.detach()).sum(1).mean())

@@ -63,10 +63,14 @@ class M1(nn.Module):
         return
 
     @torch.no_grad()
+    def posteriors(self, images: Images) -> Tensor:
+        """mu and log sigma of q(z|x), [N, 50 + 50] on the CPU."""
+        index, weight = torch.arange(len(images)).split(AT_A_TIME), next(self.parameters())
+        return torch.cat([self.encoder(images.batch(some).to(weight).flatten(1)).cpu() for some in index])
+
     def codes(self, images: Images) -> Tensor:
         """The means of q(z|x), [N, 50] on the CPU."""
-        index, weight = torch.arange(len(images)).split(AT_A_TIME), next(self.parameters())
-        return torch.cat([self.moments(images.batch(some).to(weight))[0].cpu() for some in index])
+        return self.posteriors(images)[:, : self.code]
 
 
 def log_normal(x: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:

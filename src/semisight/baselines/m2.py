@@ -8,6 +8,10 @@
 
 The sum over y is taken in full: one pass for all classes of all codes. alpha is 0.1 N, shared by the labelled codes, as
 published. Networks: one layer of 500 softplus units, z of 50 numbers.
+
+An image is given as the mean and log sigma of its q(code | image), and x is drawn anew in every step, as published.
+Half of M1's numbers say nothing (their q is the prior): drawn, they are noise that cannot be learned by heart; means of
+them, scaled to one size with the others, were learned by heart from a hundred labels.
 """
 
 import math
@@ -55,7 +59,9 @@ class M2(nn.Module):
         return (log_q.exp() * (of_label - log_q)).sum(1)
 
     def loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        x, known = images.flatten(1), labels >= 0
+        known = labels >= 0
+        x, log_sigma = images.flatten(1).chunk(2, 1)
+        x = x + log_sigma.exp() * torch.randn(x.shape, generator=generator).to(x)
         eps = torch.randn(self.n_classes, len(x), self.code, generator=generator).to(x)
         zero = x.new_zeros(())
         labelled, guessed = zero, zero
@@ -71,4 +77,4 @@ class M2(nn.Module):
         return
 
     def scores(self, images: Tensor) -> Tensor:
-        return self.classifier(images.flatten(1))
+        return self.classifier(images.flatten(1).chunk(2, 1)[0])

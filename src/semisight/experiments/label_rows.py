@@ -81,6 +81,7 @@ class LabelRow:
     deep         the deep encoder with its recipe (runs/deep.py); of `consistency` only pseudo-labels and bound count
     smoothing    of the given labels
     threshold    of pseudo-labels
+    balanced     Bayesian SVM: an image's own class weighs as much as all others together
     on_set       by the name of a data set, what is different there
     """
 
@@ -103,6 +104,7 @@ class LabelRow:
     smoothing: float = 0.0
     threshold: float | None = 0.95
     weight_decay: float = 0.0
+    balanced: bool = False
     on_set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def on(self, name: str) -> "LabelRow":
@@ -113,9 +115,8 @@ class LabelRow:
         known, labelled, batch_size = labels >= 0, self.labelled, self.batch_size
         if self.beside is not None:
             n_known, n_others = int(known.sum()), int((~known).sum())
-            beside = min(self.beside, n_others)
-            labelled = labelled_beside(n_known, n_others, beside)
-            batch_size = labelled + beside
+            labelled = labelled_beside(n_known, n_others, self.beside)
+            batch_size = labelled + min(self.beside, n_others)
         return batches_for(known, batch_size, labelled, strata=labels)
 
     def training(self, request: Request, seed: int, **settings: Any) -> TrainConfig:
@@ -191,8 +192,11 @@ def compose(row: LabelRow, images: ImageSet, seed: int) -> Learner:
     labels, n_classes = labels_of(images), len(images.class_names)
     model = image_model(row, images, seed)
     generator = reseed(torch.Generator(), seed, Stream.LABEL_HEAD, 0)
-    kind = Softmax if row.softmax else BayesianSVM
-    head: nn.Module = kind(model.code_size, n_classes, generator=generator)
+    head: nn.Module
+    if row.softmax:
+        head = Softmax(model.code_size, n_classes, generator=generator)
+    else:
+        head = BayesianSVM(model.code_size, n_classes, generator=generator, balanced=row.balanced)
     how = row.consistency
     if how is not None and row.deep:
         weight = how.bound_weight if how.bound_weight is not None else BOUND

@@ -16,6 +16,7 @@ from semisight.experiments.results import Row
 
 HEAD = ("method", "on", "paper", "ours", "row of results/", "splits", "minutes")
 NOT_MEASURED = "not measured"
+ANY = "*"  # set of images, in the name of a row
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Published:
     """A method on a set of images.
 
     figures  the paper's, one for each metric
-    rows     those of ours that stand for it, as FILE:ROW
+    rows     those of ours that stand for it, as FILE:ROW; ROW may be */NAME, on any set
     metrics  their names in our results, in the order of `figures`
     N        the column N of ours; None takes any
     why      it is not measured
@@ -55,7 +56,7 @@ def published() -> Iterator[Published]:
     yield from _table3()
     for row, method in TABLE4.items():
         for share in table4.SHARES:
-            rows = (f"table4:tiny-imagenet/{row}",)
+            rows = (f"table4:{ANY}/{row}",)
             on = f"ImageNet, {share} % (ours: a part of Tiny-ImageNet)"
             figures, metrics = tuple(filter(None, table4.paper(row, share))), (table4.TOP1, table4.TOP5)
             yield Published("Table 4", method, on, figures, rows, metrics, str(share))
@@ -191,18 +192,22 @@ def lines(folder: Path) -> list[Line]:
         for name in one.rows:
             file, _, row = name.partition(":")
             rows = kept.setdefault(file, results.read(folder / f"{file}.csv"))
-            ours += _ours([r for r in rows if r.row == row and one.N in (None, r.N)], one.metrics, file)
+            ours += _ours([r for r in rows if _stands(r.row, row) and one.N in (None, r.N)], one.metrics, file)
         if not ours:
             ours = [(one.why or NOT_MEASURED, "", "", "")]
         found += [Line(one.table, (*begin, *cells), cells[1] != "") for cells in ours]
     return found
 
 
+def _stands(measured: str, row: str) -> bool:
+    return measured == row or (row.startswith(f"{ANY}/") and measured.partition("/")[2] == row.partition("/")[2])
+
+
 def _ours(rows: Sequence[Row], metrics: Sequence[str], file: str) -> list[tuple[str, str, str, str]]:
-    """Values, row, splits and mean minutes, for each N."""
+    """Values, row, splits and mean minutes, for each row and N."""
     found = []
-    for n in dict.fromkeys(row.N for row in rows):
-        of = {metric: [row for row in rows if n == row.N and row.metric == metric] for metric in metrics}
+    for name in dict.fromkeys((row.row, row.N) for row in rows):
+        of = {metric: [row for row in rows if name == (row.row, row.N) and row.metric == metric] for metric in metrics}
         if not any(of.values()):
             continue
         values = " / ".join(results.summaries(cells)[0].words() if cells else "-" for cells in of.values())

@@ -111,12 +111,14 @@ NETWORKS = {
     ),
     "ladder-gamma-conv": NetworkRow(
         lambda of, smoke: ladder.gamma_conv(of.shape, len(of.class_names), (8, 8, 8) if smoke else ladder.WIDTHS),
-        epochs=3,
+        epochs=18,
     ),
 }
 M1_EPOCHS, M1_BATCH, M1_RATE = 30, 200, 1e-3
 M2_ROW = NetworkRow(
-    lambda codes, smoke: M2(codes.shape[0], len(codes.class_names), share_known(codes), hidden=50 if smoke else 500),
+    lambda codes, smoke: M2(
+        codes.shape[0] // 2, len(codes.class_names), share_known(codes), hidden=50 if smoke else 500
+    ),
     batch_size=300,
     learning_rate=1e-3,
     epochs=30,
@@ -245,13 +247,11 @@ def m1_place(folder: Path, seed: int) -> Path:
 
 
 def measure_m2(of: Parts, seed: int, place: Path, request: Request) -> Measured:
-    """On codes of M1, centred and scaled by those of the training images."""
+    """On codes of M1."""
     m1, before = learn_m1(of, seed, place, request)
-    learned = m1.codes(of.train)
-    mean, spread = learned.mean(0), learned.std(0).clamp_min(1e-6)
 
     def coded(images: ImageSet) -> ImageSet:
-        codes = (m1.codes(images) - mean) / spread
+        codes = m1.posteriors(images)
         return ImageSet.of(codes[..., None, None], images.names, labels_of(images), images.class_names)
 
     train, valid = coded(of.train), coded(of.valid)

@@ -139,7 +139,9 @@ class Labels(nn.Module, Target):
 
     def learn(self, pseudo: PseudoLabels, rows: Tensor, which: Tensor, seen: list[Tensor], step: int) -> Learned:
         n = len(which)
-        total = torch.stack([(pseudo.label * scores[which]).sum() for scores in seen]).mean()
+        # A distribution, not (25): hinges would draw all decision values of an image that is not sure to -1.
+        log_p = [self.label_head.normalised(scores[which]) for scores in seen]
+        total = torch.stack([(pseudo.label * scores).sum() for scores in log_p]).mean()
         gain = total / (max(self.rho, 1 - self.rho) * n)  # none weighs more than a labelled image
         return Learned(gain, {"sure": pseudo.sure.sum() / ((1 - self.rho) * n), "pseudo": gain})
 
@@ -153,7 +155,7 @@ class Labels(nn.Module, Target):
         if not len(self.responsibilities):
             return None
         r = self.responsibilities[index.to(self.responsibilities.device)]
-        return torch.stack([(r * score).sum(1).mean() for score in seen]).mean()
+        return torch.stack([(r * self.label_head.normalised(score)).sum(1).mean() for score in seen]).mean()
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -7,6 +7,7 @@ MNIST are still 180 nats below it, in fifty times the time.
 
 import warnings
 
+import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
@@ -39,7 +40,7 @@ def maximise_beta(head: BayesianSVM, labels: Tensor, codes: Tensor, weight: Tens
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a step that only climbs is an M-step too
-            svm.fit(inputs, signs.cpu().numpy(), weights)
+            svm.fit(inputs, signs.cpu().numpy(), weights * np.where(signs.cpu().numpy() > 0, 1.0, head.others))
         head.scores.beta[:, c] = torch.from_numpy(svm.coef_[0]).to(codes)
         if head.scores.bias is not None:
             head.scores.bias[c] = float(svm.intercept_[0])

@@ -57,7 +57,7 @@ class Chain(ABC):
         if self.head is None or self.labels is None:
             return None
         y = one_versus_all(self.labels[index], self.head.n_classes).to(codes.dtype)
-        return draw_lambda(y, self.head.scores(codes), self.head.gamma, self.generator)
+        return draw_lambda(y, self.head.scores(codes), self.head.gamma_of(y), self.generator)
 
     def code_prior(self, index: slice | Tensor, n_images: int, lam: Tensor | None) -> CodePrior:
         """What is known of the codes at `index` but for their images: N(0, I), and the labels given lambda."""
@@ -112,7 +112,10 @@ class Chain(ABC):
 
     def _identity(self) -> dict[str, Any]:
         head = self.head
-        labels = head and {"n_classes": head.n_classes, "gamma": head.gamma.tolist(), "precision": head.precision}
+        labels: dict[str, Any] | None = None
+        if head is not None:
+            labels = {"n_classes": head.n_classes, "gamma": head.gamma.tolist(), "precision": head.precision}
+            labels |= {"others": head.others} if head.others != 1 else {}  # chains saved before know no others
         values = {"data": self._digest, "architecture": self.decoder.architecture.to_dict(), "labels": labels}
         return saving.as_json({**values, "config": self._settings()})  # through JSON's eyes: tuples are lists there
 

@@ -65,7 +65,7 @@ def label_prior(decoder: Decoder, head: BayesianSVM, labels: Tensor, lam: Tensor
     plain = standard_prior(decoder, len(labels))
     y = one_versus_all(labels, head.n_classes).to(lam.dtype)
     bias = torch.zeros_like(head.gamma) if head.scores.bias is None else head.scores.bias
-    observed = Observed(head.scores.beta.detach(), y * (1 + lam) - bias, lam / head.gamma, labels >= 0)
+    observed = Observed(head.scores.beta.detach(), y * (1 + lam) - bias, lam / head.gamma_of(y), labels >= 0)
     return CodePrior(plain.diagonal, plain.linear, observed)
 
 

@@ -11,6 +11,11 @@ The integral over lambda is exp(-2 gamma max(1 - y f, 0)), (9): the *collapsed* 
 1/lambda is inverse Gaussian with mean 1/|1 - y f| and shape **gamma**. (34) prints shape 1, right only for gamma = 1.
 Given lambda, (28) is Gaussian in beta: exact draws of both follow, for the samplers.
 
+Two things follow from one hinge per class. Where no class has half of the probability, f = -1 for all of them is the
+best that can be done (Lee, Lin and Wahba, 2004), and with many classes learning begins there and ends there; `balanced`
+makes an image's own class weigh as much as all the others together. And (25) is no distribution over labels: a soft
+target would draw every class with less than a half to -1, so soft targets are learned by `normalised`.
+
 Shapes: codes `s`, `mu`, `log_sigma` are [B, J]; decision values [B, C]; labels int64 [B], -1 where there is none.
 A missing label contributes exactly nothing, to the value and to the gradient.
 """
@@ -42,6 +47,9 @@ class LabelHead(Protocol):
 
     def expected_log_prob_all(self, mu: Tensor, log_sigma: Tensor) -> Tensor:
         """[B, C]: the mean of `log_prob_all` over q(s|X) = N(mu, sigma^2), without drawing s."""
+
+    def normalised(self, log_prob_all: Tensor) -> Tensor:
+        """[B, C]: the same as the logarithm of a distribution over labels, for soft targets."""
 
     def log_prior(self, n_images: int) -> Tensor:
         """Scalar: one image's share of log p(beta), so that n_images of them make the whole."""
@@ -87,7 +95,7 @@ class LambdaPosterior:
     """1/lambda given y and f: inverse Gaussian with mean 1/distance and shape gamma, (34) with its shape mended."""
 
     distance: Tensor  # |1 - y f|, [B, C]
-    gamma: Tensor  # [C]
+    gamma: Tensor  # [B, C]
 
     @property
     def mean_inverse(self) -> Tensor:
@@ -110,6 +118,7 @@ class BayesianSVM(nn.Module):
         bias: whether every class has one.
         generator: draws the first weights.
         precision: that of beta's prior, 1 in the paper.
+        balanced: gamma is that of an image's own class; the other C - 1 classifiers share another gamma.
 
     Example:
         >>> import semisight as ss, torch
@@ -127,11 +136,13 @@ class BayesianSVM(nn.Module):
         bias: bool = True,
         generator: torch.Generator | None = None,
         precision: float = 1.0,
+        balanced: bool = False,
     ) -> None:
         super().__init__()
         if not (math.isfinite(precision) and precision > 0):
             raise ValueError(f"the precision of beta's prior must be a positive number, not {precision}")
         self.precision = precision
+        self.others = 1 / (n_classes - 1) if balanced else 1.0  # gamma of a class that is not the image's own
         gammas = torch.as_tensor(gamma, dtype=torch.get_default_dtype())
         if gammas.dim() > 1 or (gammas.dim() == 1 and len(gammas) != n_classes) or not bool((gammas > 0).all()):
             raise ValueError(f"gamma must be positive, one number or one per class ({n_classes}), not {gamma}")
@@ -141,6 +152,10 @@ class BayesianSVM(nn.Module):
     @property
     def n_classes(self) -> int:
         return len(self.gamma)
+
+    def gamma_of(self, y: Tensor) -> Tensor:
+        """[B, C]: gamma beside every y, [B, C] of +1 and -1."""
+        return torch.where(y > 0, self.gamma, self.gamma * self.others)
 
     def log_prob(self, labels: Tensor, s: Tensor) -> Tensor:
         """The collapsed form, sum_l -2 gamma_l max(1 - y_l f_l, 0): the logarithm of (25)."""
@@ -156,12 +171,15 @@ class BayesianSVM(nn.Module):
         return self._one_versus_all(expected_hinge(1 - f, deviation), expected_hinge(1 + f, deviation))
 
     def _one_versus_all(self, loss_if_member: Tensor, loss_if_not: Tensor) -> Tensor:
-        member, other = -2 * self.gamma * loss_if_member, -2 * self.gamma * loss_if_not
+        member, other = -2 * self.gamma * loss_if_member, -2 * self.others * self.gamma * loss_if_not
         return other.sum(1, keepdim=True) - other + member
+
+    def normalised(self, log_prob_all: Tensor) -> Tensor:
+        return log_prob_all.log_softmax(1)
 
     def lambda_posterior(self, labels: Tensor, s: Tensor) -> LambdaPosterior:
         y = one_versus_all(labels, self.n_classes).to(s.dtype)
-        return LambdaPosterior((1 - y * self.scores(s)).abs(), self.gamma)
+        return LambdaPosterior((1 - y * self.scores(s)).abs(), self.gamma_of(y))
 
     def log_prior(self, n_images: int) -> Tensor:
         return self.scores.log_prior(n_images, self.precision)
@@ -174,16 +192,17 @@ class BayesianSVM(nn.Module):
         return self.scores.variance(log_sigma).sqrt()
 
     def probability_scale(self) -> Tensor:
-        """exp(-2 gamma sum of hinges) is softmax(4 gamma f) for |f| < 1."""
-        return 4 * self.gamma
+        """exp(-2 gamma sum of hinges) is softmax(4 gamma f) for |f| < 1, with less for the others if balanced."""
+        return 2 * (1 + self.others) * self.gamma
 
     @torch.no_grad()
     def gibbs_step(self, labels: Tensor, s: Tensor, generator: torch.Generator) -> Tensor:
         """Draw lambda given beta, then beta (and the bias) given lambda, and keep them; returns lambda [B, C]."""
         y = one_versus_all(labels, self.n_classes).to(s.dtype)
-        lam = draw_lambda(y, self.scores(s), self.gamma, generator)
+        gamma = self.gamma_of(y)
+        lam = draw_lambda(y, self.scores(s), gamma, generator)
         inputs = s if self.scores.bias is None else torch.cat([s, torch.ones_like(s[:, :1])], 1)
-        drawn = draw_beta(inputs, y, lam, self.gamma, generator, self.precision)
+        drawn = draw_beta(inputs, y, lam, gamma, generator, self.precision)
         self.scores.beta.copy_(drawn[: s.shape[1]])
         if self.scores.bias is not None:
             self.scores.bias.copy_(drawn[-1])
@@ -226,6 +245,9 @@ class Softmax(nn.Module):
         f = self.scores(mu)
         return f - (f + self.scores.variance(log_sigma) / 2).logsumexp(1, keepdim=True)
 
+    def normalised(self, log_prob_all: Tensor) -> Tensor:
+        return log_prob_all
+
     def log_prior(self, n_images: int) -> Tensor:
         return self.scores.log_prior(n_images)
 
@@ -260,7 +282,7 @@ def expected_hinge(mean: Tensor, deviation: Tensor) -> Tensor:
 
 
 def draw_lambda(y: Tensor, f: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:
-    """Exact draws of lambda given y and f, all [B, C], gamma [C]: 1/lambda ~ IG(1/|1 - y f|, gamma).
+    """Exact draws of lambda given y and f, all [B, C], gamma [C] or [B, C]: 1/lambda ~ IG(1/|1 - y f|, gamma).
 
     Michael, Schucany and Haas (1976), written for lambda itself. Their quadratic's two roots multiply to distance^2;
     the larger one is a sum of positive terms, so nothing cancels and distance = 0 (mean infinite: lambda is then
