@@ -199,6 +199,6 @@ def gamma_conv(shape: tuple[int, int, int], n_classes: int, widths: tuple[int, i
         pooled(nn.AdaptiveAvgPool2d(1), n_classes),
         Rung(nn.Sequential(nn.Flatten(), nn.Linear(n_classes, n_classes, bias=False)), n_classes, rectified=False),
     ]
-    # With the maps last in memory a step takes 0.8 of the time.
+    # The maps last in memory, as library convolutions and pooling like it.
     network: nn.Module = Ladder(n_classes, rungs, (*(0.0,) * len(rungs), 1.0))
     return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
