@@ -352,8 +352,8 @@ def _tried(
         lines.append("No time was left to try pixels: more --minutes would.")
     if scratch is not None:
         name = FROM_PIXELS[scratch[0].model.encoder][0]
-        # Pixels have time for all images. The minutes stay those of the whole command: what is spent by now is taken off
-        # once, where the training begins (train.py).
+        # Pixels have time for all images. The minutes stay those of the whole command: what is spent by now is taken
+        # off once, where the training begins (train.py).
         final = scratch[0].replace({"max_minutes": minutes, "unlabelled": given})
         calibration, error = calibrate(scratch[1])
         fitted = FittedCalibration(calibration, 0, len(scratch[1].labels), error, "cross-validation")
