@@ -1,6 +1,7 @@
 """--encoder auto: everything is judged on the same held-out labels, the lowest error is taken, nothing else decides."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from semisight.data import feature_cache
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.runs import encoder_choice, time_plan
+from semisight.runs import train as train_module
 from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
 from semisight.runs.expected_time import Expected
 from semisight.runs.images import Sets, sets_of
@@ -252,3 +254,25 @@ def test_pixels_are_taken_unless_features_are_clearly_better(n: int, more: int, 
 
     features, pixels = said(slice(0, 6)), said(slice(3, 9 + more))
     assert encoder_choice._preferred(pixels, features) == taken
+
+
+def test_what_the_choice_took_is_taken_off_once(
+    colours: Path, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice of pixels after 6 of 10 minutes leaves nearly 4 for the training, not a quarter of these."""
+    mistaken(colours)
+    monkeypatch.setattr(encoder_choice, "_from_pixels", scratch_says(0.0))
+    how = settings(colours, valid_fraction=0.0, max_minutes=10.0)
+    now, given = time.monotonic(), []
+    decided = encoder_choice.choose_encoder(how, lambda line: None)
+    monkeypatch.setattr(train_module, "choose_encoder", lambda *arguments: decided)
+    monkeypatch.setattr(train_module.time, "monotonic", iter([now, *[now + 360] * 1000]).__next__)
+
+    def stop(settings: Settings, sets: object) -> None:
+        given.append(settings.train.max_minutes)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(train_module, "suited", stop)
+    with pytest.raises(UserError, match="stop here"):
+        train_run(how, tmp_path / "run", resume=False, overwrite=False, say=lambda line: None)
+    assert 3 < given[0] < 4

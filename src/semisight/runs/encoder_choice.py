@@ -352,11 +352,11 @@ def _tried(
             scratch = tried
     if SCRATCH not in {way.name for way in ways}:
         lines.append("No time was left to try pixels: more --minutes would.")
-    spent = (time.monotonic() - started) / 60
     if scratch is not None:
         name = FROM_PIXELS[scratch[0].model.encoder][0]
-        time_left = float(f"{max(minutes - spent, minutes / 4):.3g}")
-        final = scratch[0].replace({"max_minutes": time_left, "unlabelled": given})  # pixels have time for all
+        # Pixels have time for all images. The minutes stay those of the whole command: what is spent by now is taken
+        # off once, where the training begins (train.py).
+        final = scratch[0].replace({"max_minutes": minutes, "unlabelled": given})
         calibration, error = calibrate(scratch[1])
         fitted = FittedCalibration(calibration, 0, len(scratch[1].labels), error, "cross-validation")
         marked = tuple(dataclasses.replace(way, chosen=way.name == name) for way in ways)
