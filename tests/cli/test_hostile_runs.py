@@ -11,7 +11,7 @@ import re
 import resource
 import shutil
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "figure 2": ("reproduce", "figure2", "--run", "RUN", "--data", "IMAGES", "--out", "OUT6.csv"),
     "demo": ("demo", "--out", "RUN"),
 }
+# Seconds each: tried with runs that must be refused, and with a friend's.
+SLOW = ("export", "export for Triton", "overwrite", "two steps", "its settings", "figure 2", "predict a pile")
 WRITES_ANEW = ("overwrite", "its settings", "demo")  # they do not use what the run has learned
 
 # What commands take that is text or a path, and no run. Whoever adds a parameter decides here, or adds a command above.
@@ -229,13 +231,17 @@ def not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uvicorn.Server.run", run)
 
 
-def ask_all(learned: Path, tmp_path: Path, change: Callable[[Path], object]) -> Iterator[tuple[str, Result, int]]:
+def ask_all(
+    learned: Path, tmp_path: Path, change: Callable[[Path], object], without: Sequence[str] = ()
+) -> Iterator[tuple[str, Result, int]]:
     """What each command says of a copy of the run that was changed, and by how many bytes the process grew."""
     images = tmp_path / "images"
     images.mkdir()
     for i in range(3):
         Image.fromarray(np.full((16, 16, 3), 40 * i, np.uint8)).save(images / f"{i}.png")
     for name, words in COMMANDS.items():
+        if name in without:
+            continue
         run = Path(shutil.copytree(learned, tmp_path / f"run-{name}"))
         change(run)
         places = {"RUN": run, "RUN/config.json": run / "config.json", "IMAGES": images}
@@ -265,12 +271,13 @@ def test_every_command(variant: str, learned: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     codes = {}
-    for name, result, grown in ask_all(learned, tmp_path, lambda run: VARIANTS[variant](run, outside)):
+    without = () if variant in UNUSABLE else SLOW
+    for name, result, grown in ask_all(learned, tmp_path, lambda run: VARIANTS[variant](run, outside), without):
         codes[name] = result.code
         assert result.code in (0, 2), (name, result)
         assert "Traceback" not in result.err and "\x1b[2J" not in result.out + result.err
         assert not re.search(r"\b(nan|inf)\b", result.out), (name, result.out)
-        assert grown < 1 << 30, (name, grown)
+        assert grown < 2 << 30, (name, grown)  # libraries that a command is the first to load count too
     assert {file.name: file.read_text() for file in outside.iterdir()} == {"precious.csv": "what,nobody\nmay,change\n"}
     assert not list(home.iterdir())
     if variant in UNUSABLE:

@@ -211,7 +211,7 @@ def test_a_damaged_file_is_compiled_again(damage: str, cache: Path, capfd: pytes
 
 
 @needs_compiler
-@pytest.mark.parametrize("how", ["the folder", "one above it", "the file", "a link"])
+@pytest.mark.parametrize("how", ["the folder", "one above it", "the file", "a link", "someone else's"])
 def test_what_others_could_have_put_there_is_not_run(
     how: str, cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,14 +223,18 @@ def test_what_others_could_have_put_there_is_not_run(
         tmp_path.chmod(0o777)
     elif how == "the file":
         made.chmod(0o777)
+    elif how == "someone else's":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(made, 12345, 12345)
     else:
         made.rename(tmp_path / "elsewhere.so")
         made.symlink_to(tmp_path / "elsewhere.so")
     capfd.readouterr()
-    if how in ("the file", "a link"):
+    if how in ("the file", "a link", "someone else's"):
         assert load_again()
         (again,) = cache.iterdir()
-        assert not again.is_symlink() and again.stat().st_mode & 0o022 == 0
+        assert not again.is_symlink() and again.stat().st_mode & 0o022 == 0 and again.stat().st_uid == os.getuid()
         assert "compiling" in capfd.readouterr().err
     else:
         assert not load_again()

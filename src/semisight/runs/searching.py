@@ -21,7 +21,7 @@ from semisight.training.folder import fingerprint
 from semisight.untrusted import read_bytes
 
 INDEX = "search.safetensors"
-_MOST_INDEX = 4 << 30  # bytes
+_HEADER = 10_000  # bytes before the numbers of an index, at most
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,10 @@ def searchable(run: Run, images: str | None = None, progress: Progress | None = 
     found = load_for(run, images, progress=progress)
     path, key = run.folder.file(INDEX), _key(run, found)
     with contextlib.suppress(SafetensorError, KeyError, UserError, OSError, ValueError, TypeError):
-        kept = load_tensors(read_bytes(path, _MOST_INDEX))  # what is damaged, or somebody else's, is made anew
-        same = all(len(kept[name]) == len(found.names) for name in ("codes", "hints"))
+        n, sizes = len(found.names), {"codes": run.model.code_size, "hints": reader.head.vocab_size}
+        most = _HEADER + sum(4 * n * size for size in sizes.values())  # no larger than ours would be
+        kept = load_tensors(read_bytes(path, most))  # what is damaged, or somebody else's, is made anew
+        same = all(kept[name].shape == (n, size) for name, size in sizes.items())
         if bytes(kept["key"].tolist()) == key and same:
             return Searchable(found.names, WordSearch(reader.head, reader.vocabulary, kept["codes"], kept["hints"]))
     search = WordSearch.of(run.model, reader.head, reader.vocabulary, found, progress)
