@@ -68,7 +68,7 @@ def on_features(
     request: Request, seed: int, plan: Shuffled | LabelledAndUnlabelled, steps: int, minutes: float
 ) -> TrainConfig:
     """How everything on features is trained, ours and the other systems."""
-    how = {**features.DEFAULTS, **CaptionKind.on_features}
+    how = features.DEFAULTS | CaptionKind.on_features
     return request.training(
         seed=seed,
         learning_rate=how["learning_rate"],
