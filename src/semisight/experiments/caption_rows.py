@@ -46,13 +46,13 @@ from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.step import Objective
 from semisight.random import Stream, random_order
 from semisight.runs import features
-from semisight.runs.captions import FEATURE_STEPS, PASSES, VALIDATIONS, CaptionKind
+from semisight.runs.captions import FEATURE_STEPS, PASSES, VALIDATIONS
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import TrainConfig
 from semisight.training.trainer import Trainer
 
 BEAM, N_BEST = 5, 20
-PER_BATCH = 64  # captions
+PER_BATCH = 128  # captions
 N_CIDER, BEAM_TO_PICK = 300, 3
 SCALED_BY = 500  # images that say how features are scaled
 N_ATTRIBUTES, N_WORDS = 256, 1000
@@ -68,7 +68,7 @@ def on_features(
     request: Request, seed: int, plan: Shuffled | LabelledAndUnlabelled, steps: int, minutes: float
 ) -> TrainConfig:
     """How everything on features is trained, ours and the other systems."""
-    how = features.DEFAULTS | CaptionKind.on_features
+    how = features.DEFAULTS
     return request.training(
         seed=seed,
         learning_rate=how["learning_rate"],

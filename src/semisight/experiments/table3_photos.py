@@ -67,7 +67,7 @@ SHARES = {**JOINT_SHARES, "without-bound-10": 10, "without-bound-50": 50}  # per
 LEARNED = ("two-step", "joint", "joint-grid", "without-bound", *SHARES)
 ROWS = ("nearest", *LEARNED, *BASELINES)
 HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
-PER_BATCH = 64  # captioned images; of a batch that also holds uncaptioned ones as many of these
+PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
 REPORT_SHARE = 0.15  # of a row's minutes
 
 

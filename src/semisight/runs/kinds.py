@@ -58,11 +58,6 @@ class Kind(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def on_features(self) -> Mapping[str, Any]:
-        """Settings of its own where X is the features of a pretrained network."""
-        ...
-
     def metric(self, settings: Settings) -> tuple[str, bool]:
         """The term of held-out values that picks the best weights, and whether it rises."""
         ...

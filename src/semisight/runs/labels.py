@@ -90,7 +90,6 @@ def _settings_of(head: nn.Module) -> dict[str, Any]:
 
 class LabelKind:
     name = LABELS
-    on_features: Mapping[str, Any] = {}
 
     def metric(self, settings: Settings) -> tuple[str, bool]:
         return "nll", False

@@ -123,11 +123,7 @@ def suited(settings: Settings, sets: Sets) -> Settings:
     """With the defaults for what there is to learn; where kinds differ, the later one's count."""
     for kind in kinds_in(sets):
         settings = settings.suited(kind.defaults(settings, sets))
-    if settings.data.on_features:
-        settings = settings.suited(features.DEFAULTS)
-        for kind in kinds_in(sets):
-            settings = settings.suited(kind.on_features)
-    return settings
+    return settings.suited(features.DEFAULTS) if settings.data.on_features else settings
 
 
 def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> Recipe:

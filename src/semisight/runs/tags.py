@@ -32,7 +32,6 @@ XI_PER_TAG = 10.0  # times C times the paper's, as for labels
 
 class TagKind:
     name = TAGS
-    on_features: Mapping[str, Any] = {}
 
     def metric(self, settings: Settings) -> tuple[str, bool]:
         return "tag_nll", False
