@@ -228,6 +228,12 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
     for row, number in (("mnist/vae", "VAE 1.04"), ("mnist/vae-d", "VAE-d 1.10")):
         rows1 = [r.value for r in results.read(HERE / "results" / "table1.csv") if r.row == row and r.metric == "error"]
         assert number in said and same(number.split()[-1], sum(rows1) / len(rows1))
+    shown = re.search(r"`--encoder deep` ([\d.]+) after 60 epochs", said)
+    assert shown is not None and same(shown[1], value("table1", "cifar-10/deep", "45000", "error"))
+    shown = re.search(r"60 epochs, 73 minutes of one core, seed 0\): ([\d.]+), on validation images ([\d.]+);", README)
+    assert shown is not None
+    for number, metric in zip(shown.groups(), ("error", "valid_error"), strict=True):
+        assert same(number, value("table1", "cifar-10/deep", "45000", metric))
 
 
 def test_thirty_images_of_each_class_on_the_front_page() -> None:
