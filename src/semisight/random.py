@@ -53,6 +53,7 @@ class Stream(Enum):
     REFERENCE = ("order", 61)  # labels that a reference is fitted to, where there are very many
     PICTURES = ("order", 41)  # of the documentation
     TAGS_SHOWN = ("order", 42)
+    PIXELS = ("order", 65)  # images that the pixel decoder beside a run on features learns from
     MAPPED = ("order", 45)  # images of the report's map
     SYMMETRIES = ("order", 60)  # labelled images that say which symmetries keep the label
     STREAM_PARTS = ("order", 51)  # shards of a stream

@@ -270,6 +270,7 @@ def test_every_command(variant: str, learned: Path, tmp_path: Path, monkeypatch:
     (outside / "precious.csv").write_text("what,nobody\nmay,change\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))  # it makes a folder at home where it is first loaded
     codes = {}
     without = () if variant in UNUSABLE else SLOW
     for name, result, grown in ask_all(learned, tmp_path, lambda run: VARIANTS[variant](run, outside), without):
@@ -322,7 +323,7 @@ def test_no_host_hears_of_a_run_that_names_it(url: str, learned: Path, tmp_path:
     with pytest.raises(UserError, match=r"nobody has named.*--images"):
         read_index(load_run(run), None, lambda done, of: None)
     assert not asked
-    ok("report", run, "--data", "builtin:digits")  # another source is none of them
+    ok("report", run, "--data", SCENES)  # another source is none of them
     assert not asked
     refused("report", run, "--data", "s3://mine/set")  # what the user names is asked
     assert asked == ["s3://mine/set"]

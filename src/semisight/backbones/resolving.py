@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from semisight.backbones.efficientnet import LICENCE, PACKAGED, open_packaged
 from semisight.data.preprocessing import Backbone, Preprocessing
-from semisight.data.remote import is_url, local_copy
 from semisight.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +49,11 @@ def resolve(
     """
     if not isinstance(spec, str | Path):
         return _resolve_module(spec, pooled, output, preprocessing)
-    text = str(local_copy(str(spec))) if is_url(spec) else str(spec)
+    text = str(spec)
+    if "://" in text:
+        from semisight.data.remote import local_copy  # it waits for torch, which listings do without
+
+        text = str(local_copy(text))
     name = text if text.startswith("efficientnet-") else f"efficientnet-{text}"
     if isinstance(spec, str) and name in PACKAGED:
         _refuse(output, preprocessing, name)

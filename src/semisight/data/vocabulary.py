@@ -16,11 +16,13 @@ from torch import Tensor
 from semisight.data.tokenizer import readable, tokenize
 from semisight.errors import UserError
 from semisight.files import write_atomic
+from semisight.untrusted import read_text
 
 END, UNKNOWN, PADDING = 0, 1, -1
 MAX_WORDS = 100  # longer captions are learned up to here; the longest of Flickr8k has 36 words
 SPECIAL = ("<end>", "<unknown>")
 FORMAT = "semisight vocabulary 1"
+_MOST_BYTES = 1 << 26  # of a file; a million words have a tenth of it
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,9 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
+        """A stranger may have made the file: what is too large for any language is not read."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_text(path, _MOST_BYTES)
+        except UserError as error:
             raise UserError(f"could not read the vocabulary {path}: {error}") from error
         return cls.from_json(text, str(path))

@@ -73,7 +73,7 @@ def learn_pixels(run: Run, data: DataSettings, images: ImageSet) -> PixelDecoder
     """The decoder for a run on features, from some of its images; None where their pixels are not to be had."""
     if is_feature_file(data.source):
         return None
-    index = random_order(len(images), run.config.seed, Stream.SHOWN)[:_MOST].sort().values
+    index = random_order(len(images), run.config.seed, Stream.PIXELS)[:_MOST].sort().values
     try:
         found = pixels_at(data.source, images, index, SIDE, 3, _SECONDS)
     except UserError:  # given in Python, or gone: the run itself is whole
