@@ -217,7 +217,8 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         "two-step, 64": ("table3", "64/two-step"),
         "joint, 64": ("table3", "64/joint"),
         "two-step on": ("table3_photos", "two-step"),
-        "joint on": ("table3_photos", "joint"),
+        "joint on features (": ("table3_photos", "joint"),
+        "joint on features, without": ("table3_photos", "without-bound"),
         "show and tell on": ("table3_photos", "show-and-tell-lite2"),
     }
     for beginning, (table, row) in captions.items():

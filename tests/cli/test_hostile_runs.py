@@ -270,7 +270,7 @@ def test_every_command(variant: str, learned: Path, tmp_path: Path, monkeypatch:
     (outside / "precious.csv").write_text("what,nobody\nmay,change\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))  # it makes a folder at home where it is first loaded
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))  # first loaded, it makes a folder
     codes = {}
     without = () if variant in UNUSABLE else SLOW
     for name, result, grown in ask_all(learned, tmp_path, lambda run: VARIANTS[variant](run, outside), without):
