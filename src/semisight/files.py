@@ -405,12 +405,17 @@ def acquire(handle: int, wait: float) -> bool:
             return error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def _holder(handle: int) -> str:
-    try:
-        found = Holder(**json.loads(os.pread(handle, 4096, 0)))
-        return "".join(letter if letter.isprintable() else "?" for letter in str(found))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return "it does not say which"
+def _holder(handle: int, wait: float = 0.5) -> str:
+    """Who holds the lock. It is taken a moment before the name is written: an empty file is read again."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            found = Holder(**json.loads(os.pread(handle, 4096, 0)))
+            return "".join(letter if letter.isprintable() else "?" for letter in str(found))
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            if time.monotonic() >= end:
+                return "it does not say which"
+            time.sleep(0.02)
 
 
 def _close_in_child() -> None:
