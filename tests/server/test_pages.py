@@ -99,6 +99,13 @@ def saved(page: Page) -> None:
     expect(page.locator("#saved")).to_have_text("saved")
 
 
+def moved_on(page: Page, name: str) -> str:
+    """The image that follows `name`, once the page shows it."""
+    expect(page.locator("#file")).not_to_have_text(name)
+    page.wait_for_selector("#choices button")  # none while the page looks for more images
+    return page.locator("#file").inner_text()
+
+
 def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served) -> None:
     page.goto(f"{server.address}/label")
     page.wait_for_selector("#choices button")
@@ -108,8 +115,7 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
         name = page.locator("#file").inner_text()
         given[name] = label
         page.keyboard.press(key)
-        expect(page.locator("#file")).not_to_have_text(name)
-        page.wait_for_selector("#choices button")  # none while the page looks for more images
+        moved_on(page, name)
 
     for digit in "3150":
         press(digit, digit)
@@ -134,11 +140,14 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
     page.keyboard.press("Enter")
     expect(page.locator("#new")).to_be_visible()  # asked about before it exists
     page.keyboard.press("Enter")
+    moved_on(page, tenth)
     saved(page)
     # skipped, and one that is taken back
+    skipped = page.locator("#file").inner_text()
     page.keyboard.press("s")
-    name = page.locator("#file").inner_text()
+    name = moved_on(page, skipped)
     page.keyboard.press("8")
+    moved_on(page, name)
     page.keyboard.press("u")
     expect(page.locator("#file")).to_have_text(name)
     saved(page)
@@ -151,6 +160,24 @@ def test_label_ten_by_keyboard_across_a_killed_server(page: Page, server: Served
     assert len(given) == 9 and name not in found
     page.reload()
     expect(page.locator("#labelled")).to_have_text("40 labelled")
+
+
+def test_a_key_pressed_right_after_a_new_class_does_not_hand_it_to_the_next_image(page: Page, server: Served) -> None:
+    page.goto(f"{server.address}/label")
+    page.wait_for_selector("#choices button")
+    name = page.locator("#file").inner_text()
+    page.keyboard.press("/")
+    page.keyboard.type("squiggle")
+    page.keyboard.press("Enter")
+    expect(page.locator("#new")).to_be_visible()
+    page.evaluate("""() => {
+        document.getElementById("make").click();
+        document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "s", bubbles: true }));
+    }""")
+    moved_on(page, name)
+    saved(page)
+    found = Table(server.table).entries()
+    assert [file for file, entry in found.items() if entry.label == "squiggle"] == [name]
 
 
 # ---- a hundred classes ----

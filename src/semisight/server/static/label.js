@@ -172,8 +172,14 @@ function askForNew(name) {
   const near = classes.filter((one) => plain(one).startsWith(start)).slice(0, 3);
   byId("newwords").textContent = `There is no class “${name}” yet.` + (near.length ? ` Did you mean ${near.join(", ")}?` : "");
   const dialog = byId("new");
-  dialog.returnValue = "";
-  dialog.onclose = () => (dialog.returnValue === "make" ? choose(name) : byId("word").focus());
+  // Answered in the event itself: the dialog's own close event comes later, and a key pressed in between would
+  // have moved on, so that the new class fell to the next image.
+  dialog.querySelector("form").onsubmit = (event) => {
+    event.preventDefault();
+    dialog.close();
+    if (event.submitter.value === "make") choose(name);
+    else byId("word").focus();
+  };
   dialog.showModal();
   byId("make").focus();
 }
