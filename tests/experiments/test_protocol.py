@@ -314,6 +314,16 @@ def test_labels_alone_have_no_other_images_and_as_many_steps(few: Parts) -> None
     assert how is not None and (how.pseudo_labels, how.bound_images) == (0, 0)
 
 
+def test_the_deep_encoder_on_labels_alone_is_augmented_as_beside_the_others_and_takes_every_step(few: Parts) -> None:
+    row, of, settings = table2.without_the_others(table2.SETTINGS["deep-labelled-alone"], few, smoke=False)
+    beside = compose(table2.SETTINGS["deep"], few.train, 0).joint.consistency
+    alone = compose(row, of.train, 0).joint.consistency
+    assert beside is not None and alone is not None
+    assert (alone.augment, alone.weak_augment) == (beside.augment, beside.weak_augment)
+    config = row.training(Request(None, steps=3000), 0, **settings)
+    assert (config.max_epochs, config.max_steps) == (None, 3000)
+
+
 @pytest.mark.parametrize("name", [name for name in table1.LEARNED if name != "vae-printed"])
 def test_rows_of_table_1_have_places_unless_they_are_named_d(name: str, all_labelled: Parts) -> None:
     learner = compose(table1.LEARNED[name].on("mnist"), all_labelled.train, 0)

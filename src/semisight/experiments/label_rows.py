@@ -122,7 +122,7 @@ class LabelRow:
     def training(self, request: Request, seed: int, **settings: Any) -> TrainConfig:
         limits: dict[str, Any] = {"max_epochs": 1 if request.smoke else self.epochs, "max_minutes": request.minutes}
         if limits["max_epochs"] is None and request.steps is not None:
-            limits = {"max_steps": request.steps}
+            limits = {"max_epochs": None, "max_steps": request.steps}
         return request.training(
             seed=seed,
             learning_rate=self.learning_rate,

@@ -4,7 +4,7 @@
     augmentation   crops, and the symmetries that the training labels allow (data/symmetries.py), are the weak one; the
                    strong one is affine, bent, lighter or darker, with a grey square
                    few labels: learned on strongly augmented images, the averaged model is asked about weakly augmented
-                   labels for half of the images or more: learned on weakly augmented ones
+                   labels for half of the images or more, and at least MANY_LABELS: learned on weakly augmented
     threshold      of pseudo-labels: follows how sure the averaged model is, class by class; classes are balanced
     bound          weighs BOUND nats per number of the image beside one nat per label
 
@@ -26,7 +26,7 @@ AVERAGE = 0.995
 SMOOTHING = 0.1
 BOUND = 0.01
 BOUND_IMAGES = 32
-MANY = 0.5  # of the images have a label
+MANY, MANY_LABELS = 0.5, 2000  # of the images have a label; and so many of them
 _ASKED = 1500  # labelled images at most
 
 TRAINING: dict[str, Any] = {
@@ -38,8 +38,9 @@ TRAINING: dict[str, Any] = {
 
 
 def has_many(labels: Tensor) -> bool:
-    """Whether most images carry a label."""
-    return float((labels >= 0).float().mean()) >= MANY
+    """Whether most images carry a label, and these are enough to learn shapes from as they are."""
+    known = labels >= 0
+    return float(known.float().mean()) >= MANY and int(known.sum()) >= MANY_LABELS
 
 
 def augmentations(images: ImageSet, labels: Tensor, seed: int) -> tuple[Augment, Augment]:
