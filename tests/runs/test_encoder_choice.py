@@ -106,6 +106,8 @@ def test_the_lowest_error_is_taken_and_all_are_kept(
     assert table[SCRATCH].error == pytest.approx(error, abs=0.06) and table[SCRATCH].n == 18
     assert any("What cross-validation on the given labels says" in line for line in said)
     assert run.labels.fitted is not None and run.labels.fitted.by == "cross-validation"
+    assert any("calibrates the probabilities" in line for line in said) == (taken == "scratch")
+    assert not any("not calibrated" in line for line in said)
     assert SCRATCH in (tmp_path / "run" / "model_card.md").read_text()
 
 

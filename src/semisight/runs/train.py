@@ -93,6 +93,8 @@ def train_run(
         () if recipe is None else (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe))
     ):
         say(line)
+    if recipe is not None and decision.fitted is not None and not sets.n_held_out(LABELS):
+        say("what cross-validation said of given labels, above, calibrates the probabilities")
     with locked(path, "training") if is_first_process() else contextlib.nullcontext():
         if recipe is None:
             return _train_on_features(decision, sets, folder, say)
