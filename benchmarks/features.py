@@ -194,11 +194,15 @@ def measure_answers(photos: Photos) -> Iterator[Figure]:
         for command in ([*train, "--out", run, "--no-report"], ["predict", run, str(folder)]):
             subprocess.run([*words, *command], cwd=root, env=environment, capture_output=True, check=True)
         ours = time.perf_counter() - start
+        start = time.perf_counter()  # again with features that are there: the rest of `ours` is the network's
+        again = [*words, *train, "--out", f"{temporary}/again", "--no-report"]
+        subprocess.run(again, cwd=root, env=environment, capture_output=True, check=True)
+        cached = time.perf_counter() - start
     details = {
         "images": photos.answered,
         "backbone": backbone.name,
         "cores": cores(),
-        "seconds": {"script": plain, "semisight": ours},
+        "seconds": {"script": plain, "semisight": ours, "training again, from the cache": cached},
     }
     yield Figure("from a folder to answers, over a plain script", ours / plain, "ratio, wall", Goal("<=", 1.5), details)
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e6

@@ -12,6 +12,7 @@ from semisight import SemiSight
 from semisight.data import feature_cache
 from tests.backbones.networks import write_network
 from tests.cli.commands import ok, refused
+from tests.cli.photos import CLASSES, write_photos
 
 N, SIZE = 90, 12
 RNG = np.random.default_rng(0)
@@ -86,3 +87,53 @@ def test_the_estimator_takes_a_backbone(tmp_path: Path, monkeypatch: pytest.Monk
     assert model.run_.backbone == network and (model.predict(images) == KIND).mean() > 0.9
     model.save(tmp_path / "run")
     assert (SemiSight.load(tmp_path / "run").predict(images[:9]) == model.predict(images[:9])).all()
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(feature_cache, "_HERE", 1000)
+    return str(write_network(tmp_path / "net" / "tiny.onnx"))
+
+
+def test_the_estimator_draws_pictures_of_what_it_knows_by_features(network: str, tmp_path: Path) -> None:
+    base = np.array([[200, 60, 60], [60, 200, 60], [60, 60, 200]])[KIND][:, None, None]
+    images = np.clip(base + RNG.normal(0, 10, (N, 10, 10, 3)), 0, 255).astype(np.uint8)
+    model = SemiSight(backbone=network, threads=1).fit(images, KNOWN)
+    drawn = model.reconstruct(images)
+    assert drawn.shape == images.shape  # in their layout, and in their range
+    off, spread = (drawn - images).std(), (images - images.mean(0)).std()
+    assert off < 0.6 * spread
+    made_up = model.sample(40, random_state=1)
+    assert made_up.shape == (40, 10, 10, 3) and 20 < made_up.mean() < 200 and made_up.std(0).mean() > 5
+    model.save(tmp_path / "run")
+    again = SemiSight.load(tmp_path / "run")
+    np.testing.assert_allclose(again.reconstruct(images[:7]), drawn[:7], atol=1e-3)
+    np.testing.assert_allclose(again.sample(3), model.sample(3), atol=1e-3)
+    ok("generate", tmp_path / "run", "-n", "2", "--out", tmp_path / "two.png")  # the folder is a run like any other
+    with pytest.raises(ValueError, match="learned from features"):
+        model.impute(images / 255)
+    planes = SemiSight(backbone=network, threads=1).fit(images[..., 0] / 255, KNOWN)
+    assert planes.reconstruct(images[:4, ..., 0] / 255).shape == (4, 10, 10) and planes.sample(2).max() <= 1
+
+
+def test_pictures_come_from_files_as_from_arrays(network: str, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", 30)
+    files = sorted((tmp_path / "photos").rglob("0*.jpg"))
+    labels = [CLASSES[int(file.stem) % 3] for file in files]
+    model = SemiSight(backbone=network, threads=1).fit(files, labels)
+    assert model.reconstruct(files[:5]).shape == (5, 32, 32, 3) and model.sample(2).min() >= 0
+    for other in set((tmp_path / "photos").rglob("*.*")) - set(files):
+        other.unlink()
+    whole = SemiSight(backbone=network, threads=1).fit(tmp_path / "photos", labels)  # sorted as `files` are
+    np.testing.assert_allclose(whole.reconstruct(files[:5]), model.reconstruct(files[:5]), atol=1e-4)
+    rows = RNG.random((20, 40 * 40))
+    drawing = SemiSight(backbone=network, threads=1, image_shape=(40, 40)).fit(rows, np.arange(20) % 2)
+    with pytest.raises(ValueError, match="do not go back to rows"):
+        drawing.reconstruct(rows)
+
+
+def test_a_network_sees_later_arrays_in_the_range_of_the_first(network: str) -> None:
+    images = RNG.normal(0, 1, (N, 10, 10, 3)) + KIND[:, None, None, None]
+    model = SemiSight(backbone=network, threads=1).fit(images, KNOWN)
+    np.testing.assert_allclose(model.transform(images)[:1], model.transform(images[:1]), atol=1e-6)

@@ -5,6 +5,7 @@ model.predict(more), .predict_proba(more)      labels, and how probable they are
 model.transform(more), .score_samples(more)    codes, and a novelty score
 model.caption(more)                            if fit(images, labels, captions) had captions
 model.reconstruct(x), .sample(9), .impute(x)   pictures; impute fills pixels that are NaN
+SemiSight(backbone="efficientnet-lite2")       the same on the features of a pretrained network; no impute
 model.save("folder"); SemiSight.load("folder") the folder is one that every command takes as RUN
 
 Labels [N, C] of 1, 0 and -1 are several labels per image: predict then gives [N, C] of 1 and 0.
@@ -54,13 +55,16 @@ from semisight.inference.captions import Search
 from semisight.inference.encode import mean_codes
 from semisight.inference.imputation import impute
 from semisight.inference.novelty import Novelty, learn_novelty, redraw_set, squared_error
+from semisight.model.pixel_decoder import PixelDecoder
 from semisight.random import Stream, random_order
 from semisight.runs.images import Sets, parted
 from semisight.runs.on_features import judge
+from semisight.runs.pixels import Pictures, keep_pixels, learn_pixels, pixel_decoder
 from semisight.runs.recipe import compose, suited
 from semisight.runs.run import OWN_FEATURES, DataRecord, load_run
 from semisight.runs.settings import Settings, resolve
 from semisight.runs.train import save_run, train_in_memory
+from semisight.training.folder import RunFolder
 from semisight.untrusted import MOST_JSON, parse_json, read_bytes, read_text
 
 Floats = npt.NDArray[np.float64]
@@ -79,7 +83,9 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
     Images are arrays [N, H, W], [N, H, W, C] or [N, C, H, W] (whole numbers 0..255, floats 0..1, or any range that the
     training images show), rows of numbers with `image_shape`, lists of paths, a folder or other source of images, or
     an `ImageSet`. Features take the place of images: those of a pretrained network (`backbone`), or your own as
-    `semisight.Features(array)`; labels are learned on them in closed form, and `max_steps` has no say.
+    `semisight.Features(array)`; labels are learned on them in closed form, and `max_steps` has no say. Pictures that
+    such a model draws are small (32 x 32 at most) and blurred: a decoder that is learned beside it, and has no say in
+    its codes, draws them; of your own features there are none.
 
     Args:
         max_steps: steps of learning; more is better and slower.
@@ -111,6 +117,15 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         >>> model = SemiSight(max_steps=3, threads=1).fit(images, labels)
         >>> model.predict(images[:5]).shape
         (5,)
+
+        On the features of a network, here one that has learned nothing:
+
+        >>> import torch
+        >>> network = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 4, stride=4), torch.nn.ReLU())
+        >>> network.pretrained_cfg = {"input_size": (3, 8, 8)}
+        >>> model = SemiSight(backbone=network, threads=1).fit(images, labels)
+        >>> model.reconstruct(images[:5]).shape, model.sample(2).shape
+        ((5, 8, 8), (2, 8, 8))
     """
 
     __metadata_request__fit: ClassVar = {"labels": UNUSED}  # the second argument, which scikit-learn calls y
@@ -191,12 +206,16 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         elif "classes_" in vars(self):
             del self.classes_
         self._novelty: Novelty | None = self._learn_novelty(sets.train)
+        self._pixels: PixelDecoder | None = None
+        self._drawn_form: Form | None = None
         return self
 
     def _fit_features(self, images: Any, labels: Any, captions: Sequence[Any] | None) -> Self:
         """Labels on features, in closed form; all that is chosen is chosen by cross-validation."""
         with value_errors():
-            found = self._features(images, None)
+            given = isinstance(images, Features)
+            pictures, self._drawn_form = (None, None) if given else self._pictures(images, first=True)
+            found = self._features(images if pictures is None else pictures, None)
             columns, classes = self._columns(found, labels, captions)
             if [column.name for column in columns] != [LABELS]:
                 raise InputError("on features labels are learned, one for each image: fit(features, labels)")
@@ -207,6 +226,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
                 trust(name)  # the saved model may use it from now on
             settings = settings.replace({"backbone": name, "views": 1 + len(found.views)})
             self.run_ = judge(settings, sets).learn()
+            self._pixels = None if pictures is None else learn_pixels(self.run_, pictures, sets.train)
         self.form_, self.data_ = Form("features", found.shape), DataRecord.of(settings.data, sets.train, None)
         assert classes is not None
         self.classes_ = classes
@@ -229,18 +249,23 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             raise InputError(f"features have {found.shape[0]} numbers for each image, the model takes {shape[0]}")
         return found
 
-    def _by_backbone(self, images: Any, network: Backbone) -> ImageSet:
-        """Files are read as they are: a network has a size of its own."""
-        columns: Mapping[str, Column] = {}
+    def _pictures(self, images: Any, first: bool = False) -> tuple[Pictures, Form | None]:
+        """Images as a network and the decoder beside the model read them, and the form of those that are numbers.
+
+        Files stay files: a network has a size of its own. What is black and white is decided by the `first` ones.
+        """
         if isinstance(images, str | Path) and kind_of(images) is not Kind.PICTURES:
             images = load(images)
-        if isinstance(images, ImageSet):
-            columns = images.columns
-        elif not is_set(images):
-            array = self._array(images, reset=not self.__sklearn_is_fitted__())
-            images = _as_set(
-                to_images(array, form_of(array, self.image_shape, None, self.pixel_range), self.image_shape)
-            )
+        if is_set(images):
+            return images, None
+        array, limits = self._array(images, reset=first), self.pixel_range
+        if not first and limits is None and self._drawn_form is not None:
+            limits = self._drawn_form.pixel_range
+        form = form_of(array, self.image_shape, None, limits)
+        return _as_set(to_images(array, form, self.image_shape)), form
+
+    def _by_backbone(self, images: Pictures, network: Backbone) -> ImageSet:
+        columns: Mapping[str, Column] = images.columns if isinstance(images, ImageSet) else {}
         made = cached_features(images, network, views=_VIEWS)
         if made.skipped:
             raise InputError(f"{skipped_summary(made.skipped)}: leave them out")
@@ -364,7 +389,10 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
         """[N, J]: the codes, as means of q(s | X)."""
         check_is_fitted(self)
         with value_errors():
-            return mean_codes(self.run_.model, self._set(images)).double().numpy()
+            return self._codes(self._set(images)).double().numpy()
+
+    def _codes(self, images: ImageSet) -> Tensor:
+        return mean_codes(self.run_.model, images)
 
     @property
     def _n_features_out(self) -> int:
@@ -392,22 +420,25 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     def reconstruct(self, images: Any) -> Floats:
         """The images as the model draws them from their codes, in the layout and range of the training images."""
-        self._check_pixels()
         with value_errors():
-            redrawn = redraw_set(self.run_.model, self._set(images))
-            return from_images(redrawn.images, self.form_, self.image_shape)
+            decoder = self._decoder()
+            found = self._set(images)
+            drawn = redraw_set(self.run_.model, found).images if decoder is None else decoder(self._codes(found))
+            return self._as_given(drawn)
 
     def sample(self, n: int = 1, random_state: Any = 0) -> Floats:
         """n images that the model makes up."""
-        self._check_pixels()
-        seed = int(check_random_state(random_state).randint(2**31 - 1))
         with value_errors(), torch.no_grad():
-            drawn = self.run_.model.generate(n, torch.Generator().manual_seed(seed)).cpu()
-            return from_images(drawn, self.form_, self.image_shape)
+            decoder = self._decoder()
+            seed = int(check_random_state(random_state).randint(2**31 - 1))
+            draw = self.run_.model.generate if decoder is None else decoder.sample
+            return self._as_given(draw(n, torch.Generator().manual_seed(seed)).cpu())
 
     def impute(self, images: Any) -> Floats:
         """The images with every pixel that is NaN drawn by the model; the others stay as they are."""
-        self._check_pixels()
+        check_is_fitted(self)
+        if self.form_.layout == "features":
+            raise InputError("impute fills in pixels, and this model learned from features: fit one without a backbone")
         array = check_array(images, allow_nd=True, ensure_all_finite="allow-nan", dtype=np.float64)
         with value_errors():
             pixels = to_images(array, self.form_, self.image_shape)
@@ -421,10 +452,25 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             raise InputError(f"images {list(array.shape)} come in another form than those of the training")
         return np.where(np.isnan(array), filled, array)
 
-    def _check_pixels(self) -> None:
+    def _decoder(self) -> PixelDecoder | None:
+        """What draws the pictures of a model of features; None of one that draws them itself."""
         check_is_fitted(self)
-        if self.form_.layout == "features":
-            raise InputError("this model was fitted to features: it draws no pictures")
+        if self.form_.layout == "features" and self._pixels is None:
+            raise InputError("this model was fitted to features without their pictures: it draws no pictures")
+        return self._pixels
+
+    def _as_given(self, drawn: Tensor) -> Floats:
+        """Pictures [N, C, H, W] in [0, 1] as the training images came; after files as [N, H, W] or [N, H, W, C]."""
+        form = self.form_
+        if form.layout == "features":
+            shape: tuple[int, int, int] = (drawn.shape[1], drawn.shape[2], drawn.shape[3])
+            form = self._drawn_form or Form("planes" if shape[0] == 1 else "last", shape)
+            if form.layout == "rows" and shape != form.shape:
+                raise InputError(
+                    f"the model draws pictures of {shape[2]} x {shape[1]}, which do not go back to rows: fit it to "
+                    "images [N, H, W, C]"
+                )
+        return from_images(drawn, form, self.image_shape)
 
     # ---- keeping it ----
 
@@ -436,6 +482,7 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             raise InputError(f"{path} is not empty: choose another folder, or give overwrite=True")
         with value_errors():
             save_run(self.run_, path, self.data_)
+            keep_pixels(RunFolder(path), self._pixels)
         if self._novelty is not None:
             write_atomic(path / _NOVELTY, save_tensors(dataclasses.asdict(self._novelty)))
         write_atomic(path / _ABOUT, json.dumps(self._about(), indent=2) + "\n")
@@ -450,7 +497,9 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             model.data_ = run.data()
             shape = run.architecture.image_shape
             layout: Layout = "features" if run.backbone is not None else "planes" if shape[0] == 1 else "last"
-            model.form_, model._novelty = Form(layout, shape), None
+            model.form_, model._novelty, model._drawn_form = Form(layout, shape), None, None
+            decoder = pixel_decoder(run)
+            model._pixels = None if decoder is None else decoder.cpu()
             if run.has(LABELS) or run.has(TAGS):
                 model.classes_ = np.array(run.labels.class_names if run.has(LABELS) else run.tags.names)
             try:
@@ -459,6 +508,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
                     params = {name: _tuple(value) for name, value in about["params"].items() if name != "backbone"}
                     model.set_params(**params, device=device)
                     model.form_ = Form.from_dict(about["form"])
+                    if about.get("drawn_form") is not None:
+                        model._drawn_form = Form.from_dict(about["drawn_form"])
                     if about["classes"] is not None:
                         model.classes_ = _classes(about["classes"])
                     if about["n_features_in"] is not None:
@@ -475,8 +526,10 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
             classes = {"kind": self.classes_.dtype.kind, "values": self.classes_.tolist()}
         for name in ("device", "backbone"):  # the run itself names its network
             params.pop(name, None)
-        n_features = vars(self).get("n_features_in_")
-        return {"params": params, "form": self.form_.to_dict(), "classes": classes, "n_features_in": n_features}
+        about = {"params": params, "form": self.form_.to_dict(), "classes": classes}
+        about["n_features_in"] = vars(self).get("n_features_in_")
+        about["drawn_form"] = None if self._drawn_form is None else self._drawn_form.to_dict()
+        return about
 
     def __sklearn_is_fitted__(self) -> bool:
         return "run_" in vars(self)
@@ -501,7 +554,8 @@ class SemiSight(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMix
 
     def _set(self, images: Any) -> ImageSet:
         if self.form_.layout == "features":
-            return self._features(images, self.form_.shape)
+            given = images if isinstance(images, Features) else self._pictures(images)[0]
+            return self._features(given, self.form_.shape)
         if isinstance(images, Features):
             raise InputError("this model learned from images, not from features")
         if is_set(images):

@@ -17,7 +17,7 @@ from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, c
 from semisight.runs.expected_time import Expected
 from semisight.runs.images import Sets, sets_of
 from semisight.runs.labels import batch_defaults, most_images
-from semisight.runs.references import ON_PIXELS, read_ways
+from semisight.runs.references import ON_HOG, ON_PIXELS, Way, logistic_regression, read_ways
 from semisight.runs.run import load_run
 from semisight.runs.settings import Settings, resolve
 from semisight.runs.time_plan import fitted_to
@@ -106,7 +106,40 @@ def test_the_lowest_error_is_taken_and_all_are_kept(
     assert table[SCRATCH].error == pytest.approx(error, abs=0.06) and table[SCRATCH].n == 18
     assert any("What cross-validation on the given labels says" in line for line in said)
     assert run.labels.fitted is not None and run.labels.fitted.by == "cross-validation"
+    assert any("calibrates the probabilities" in line for line in said) == (taken == "scratch")
+    assert not any("not calibrated" in line for line in said)
     assert SCRATCH in (tmp_path / "run" / "model_card.md").read_text()
+
+
+def test_where_pixels_were_not_tried_a_better_reference_on_them_is_told(
+    colours: Path, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_choice, "_from_pixels", lambda *_: None)
+    for error, told in ((0.0, True), (0.9, False)):
+        way = Way(ON_HOG, error, 0.1, 18, ours=False)
+        monkeypatch.setattr(encoder_choice, "reference", lambda *_, way=way: way)
+        mistaken(colours)
+        decision = choose_encoder(settings(colours, valid_fraction=0.0, max_minutes=1.0), lambda line: None)
+        said = " ".join(decision.lines)
+        assert decision.on_features and "No time was left to try pixels" in said
+        assert ("Logistic regression on HOG is better" in said and "--encoder scratch" in said) == told
+
+
+def test_the_time_of_features_counts_that_other_work_has_the_processor(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of ten runs of the network wait for it: the median does not show that."""
+    clock, calls = [0.0], [0]
+
+    def run(self: object, pictures: np.ndarray) -> np.ndarray:
+        calls[0] += 1
+        clock[0] += 0.2 if calls[0] % 10 in (1, 2, 3, 4) else 0.01
+        return np.zeros((1, 5, 1, 1), np.float32)
+
+    monkeypatch.setattr("semisight.backbones.onnx_file.OnnxBackbone.features", run)
+    monkeypatch.setattr("semisight.backbones.resolving.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(encoder_choice, "cores", lambda: 1)
+    assert encoder_choice.seconds_for_features(network, 100, 1) > 5
 
 
 def test_labels_that_are_set_aside_choose_nothing(
@@ -276,3 +309,12 @@ def test_what_the_choice_took_is_taken_off_once(
     with pytest.raises(UserError, match="stop here"):
         train_run(how, tmp_path / "run", resume=False, overwrite=False, say=lambda line: None)
     assert 3 < given[0] < 4
+
+
+def test_a_reference_that_is_quite_sure_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    rows = torch.zeros(40, 3)
+    rows[::2, 0] = 1e6  # beyond doubt: the other class has a probability of 0
+    rows[:, 1] = torch.arange(40)
+    assert logistic_regression(rows, torch.arange(40) % 2, 2, seed=0, standard=(), unit=(1e9,)) is not None
+    assert logistic_regression(1e3 * rows, torch.arange(40) % 2, 2, seed=0, standard=(1e9,), unit=()) is not None
+    assert not list(recwarn)

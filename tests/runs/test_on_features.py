@@ -9,10 +9,11 @@ from torch import Tensor
 
 from semisight.data.columns import LabelColumn
 from semisight.data.image_set import ImageSet
+from semisight.metrics.calibration import fit_temperature
 from semisight.model.encoders.features import FeatureEncoder, fit_decoder
 from semisight.objectives.bound import image_bound
 from semisight.runs.images import parted
-from semisight.runs.on_features import codes_of, feature_model, judge
+from semisight.runs.on_features import choose, codes_of, feature_model, judge
 from semisight.runs.references import BASELINE, Way, table
 from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import resolve
@@ -125,6 +126,17 @@ def test_cross_validation_leaves_the_image_out_altogether() -> None:
     again = cross_validate(SoftEM(), moved, known, CLASSES)
     fold_of_it = [i for i in range(len(first.labels)) if torch.allclose(first.decisions[i], again.decisions[i])]
     assert row not in fold_of_it and len(fold_of_it) >= 3  # those held out together with it do not notice
+
+
+def test_a_head_of_all_labels_is_a_little_surer_than_those_of_cross_validation() -> None:
+    """With one label of a class in each fold it has twice as many; one temperature would leave it too unsure, a third
+    more at two labels per class too sure."""
+    rows, labels = features(spread=1.1)
+    codes, known = codes_of(feature_model(rows), [rows]), few(labels, 2)
+    chosen = choose(codes, known, CLASSES, seed=0)
+    assert chosen.how.weight > 0 and chosen.calibration is not None and chosen.said is not None
+    alone = fit_temperature(chosen.said.decisions, chosen.said.labels).scale
+    torch.testing.assert_close(chosen.calibration.scale / alone, torch.full((CLASSES,), 7 / 6, dtype=torch.float64))
 
 
 def test_a_run_on_features_is_saved_loaded_and_says_the_same(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ pretrained features win, on microscope images they may lose to a model that has 
 
 import dataclasses
 import importlib.util
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from semisight.runs.images import Progress, Sets, in_shards, sets_of, share_of, 
 from semisight.runs.on_features import Judged, calibrate, clearly_better, judge
 from semisight.runs.pixels import pixels_at
 from semisight.runs.recipe import compose, suited
-from semisight.runs.references import Way, few_enough, on_pixels, side_for
+from semisight.runs.references import ON_HOG, ON_PIXELS, Way, few_enough, on_pixels, side_for
 from semisight.runs.settings import DataSettings, Settings
 from semisight.runs.time_plan import fitted_to, minutes_of, with_their_labels
 from semisight.setting import fields
@@ -150,7 +151,10 @@ def seconds_for_features(name: str, missing: int, views: int) -> float:
     """Of so many images that are not in the cache yet, with a process for each core."""
     if missing == 0:
         return 0.0
-    return missing * (milliseconds(resolve(name), 0.3) * views + _DECODING_MS) / 1000 / cores()
+    # The mean: a median leaves out the turns in which other work had the processor, and features then took so much
+    # longer than planned that no time was left for pixels.
+    each = milliseconds(resolve(name), 0.5, statistics.mean)
+    return missing * (each * views + _DECODING_MS) / 1000 / cores()
 
 
 def affordable(
@@ -369,7 +373,21 @@ def _tried(
     marked = tuple(
         dataclasses.replace(way, chosen=way.name in {_named_as(one, network_name) for one in taken}) for way in ways
     )
-    return Decision(best.settings, best, _with_reference(marked, data, pixels, best, seed), None, tuple(lines))
+    marked = _with_reference(marked, data, pixels, best, seed)
+    if SCRATCH not in {way.name for way in ways}:
+        lines += _pixels_may_be_better(marked)
+    return Decision(best.settings, best, marked, None, tuple(lines))
+
+
+def _pixels_may_be_better(ways: Sequence[Way]) -> list[str]:
+    """What to say where pixels were not tried, and a reference that has only pixels is better than what is taken."""
+    taken = [way.error for way in ways if way.chosen]
+    better = [way for way in ways if way.name in (ON_HOG, ON_PIXELS) and taken and way.error < min(taken)]
+    return [
+        f"{way.name.capitalize().replace('hog', 'HOG')} is better than all that was tried on features: these images "
+        "seem to be of another kind than those that the network has learned from. --encoder scratch learns from pixels."
+        for way in better
+    ]
 
 
 def _preferred(pixels: CrossValidated, features: CrossValidated) -> bool:

@@ -152,7 +152,7 @@ class LabelKind:
         else:
             why = "none are held out" if settings.data.valid_fraction == 0 else "too few to hold some out"
             last = "last weights" if settings.train.average_decay is None else "last averaged weights"
-            lines.append(f"  {why}: the {last} are used, and probabilities are not calibrated")
+            lines.append(f"  {why}: the {last} are used, and no held-out labels calibrate the probabilities")
         return lines
 
     def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:

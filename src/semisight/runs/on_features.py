@@ -36,6 +36,7 @@ from semisight.training.folder import describe
 from semisight.training.soft_em import CrossValidated, SoftEM, cross_validate, label_folds
 from semisight.training.state import Counters
 
+_SURER = 1 / 3  # how much surer the head of all labels is, times classes per label; on Caltech-101, docs/experiments.md
 WAYS = {"our model, labels alone": SoftEM(weight=0.0), "our model with the unlabelled images": SoftEM()}
 
 
@@ -87,7 +88,7 @@ def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, w
     best = int(len(said) > 1 and not clearly_better(said[0], said[-1]))
     calibration, error = calibrate(said[best])
     if tried[best][1].weight > 0:  # heads in cross-validation had fewer labels, and were less sure
-        more = 1 + 2 * n_classes / (3 * found[best].n)
+        more = 1 + _SURER * n_classes / found[best].n
         calibration = dataclasses.replace(calibration, scale=calibration.scale * more)
     found[best] = dataclasses.replace(found[best], chosen=True)
     return Chosen(tried[best][1], calibration, tuple(found), error, said[best])

@@ -7,6 +7,7 @@ at most _MOST images, and from as many as can be read in _SECONDS; a run without
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,40 +25,44 @@ from semisight.inference.encode import mean_codes
 from semisight.model.pixel_decoder import PixelDecoder
 from semisight.random import Stream, random_order
 from semisight.runs.run import Run
-from semisight.runs.settings import DataSettings
 from semisight.training.checkpoint import Checkpoint, load_state, read_checkpoint, write_checkpoint
+from semisight.training.folder import RunFolder
 
 PIXELS = "pixels.safetensors"
 SIDE = 32  # of drawn pictures; smaller images keep their size
 _MOST, _LEAST, _SECONDS = 2000, 10, 15.0
 _PART = "pixels"
 
+Pictures = str | Path | Sequence[str | Path] | ImageSet  # where the pixels lie: a source, a list of files, or a set
+
 
 def pixels_at(
-    source: str, images: ImageSet, index: Tensor, side: int, channels: int, seconds: float = math.inf
+    source: Pictures, images: ImageSet, index: Tensor, side: int, channels: int, seconds: float = math.inf
 ) -> tuple[Tensor, Tensor] | None:
     """Pixels [n, C, h, w] in [0, 1] of the images at these places, and which of the places they are; None without any.
 
-    Pictures of a folder are scaled and cropped to side x side and `channels`; others have channels of their own, and
-    are made smaller only. What cannot be read is left out, and so is what there is no time for.
+    Pictures in files are scaled and cropped to side x side and `channels`; others have channels of their own, and
+    are made smaller only. What cannot be read is left out, and so is what there is no time for. A set as the source
+    holds the same images as `images`, in the same order.
     """
-    if kind_of(source) is Kind.PICTURES:
-        folder, stop = Path(source).expanduser(), time.monotonic() + seconds
+    if (files := _files(source)) is not None:
+        stop = time.monotonic() + seconds
         found, places = [], []
-        files = {printable(name): name for name in walk(folder).names} if folder.is_dir() else {folder.name: ""}
         for place, i in enumerate(index.tolist()):
             if time.monotonic() > stop:
                 break
             try:
-                file = folder / files[images.names[i]]
-                found.append(torch.from_numpy(read_pixels(file, side, side, channels).copy()))
+                found.append(torch.from_numpy(read_pixels(files[images.names[i]], side, side, channels).copy()))
                 places.append(place)
             except (KeyError, Unreadable, OSError):
                 continue
         return (torch.stack(found).float() / 255, torch.tensor(places)) if found else None
     places_found = torch.arange(len(index))
-    if images.are_features:  # the pixels are read again
-        if is_feature_file(source):
+    if isinstance(source, ImageSet):
+        images = source
+    elif images.are_features:  # the pixels are read again
+        assert isinstance(source, str | Path)
+        if is_feature_file(str(source)):
             return None
         whole = load(source)
         place_of = {name: i for i, name in enumerate(whole.names)}
@@ -69,13 +74,25 @@ def pixels_at(
     return (small.float() / 255 if small.dtype == torch.uint8 else small.float()), places_found
 
 
-def learn_pixels(run: Run, data: DataSettings, images: ImageSet) -> PixelDecoder | None:
+def _files(source: Pictures) -> dict[str, Path] | None:
+    """The files of a folder or of a list, by the names that images have; None of other sources."""
+    if isinstance(source, ImageSet):
+        return None
+    if not isinstance(source, str | Path):
+        return {printable(str(path)): Path(path).expanduser() for path in source}
+    if kind_of(source) is not Kind.PICTURES:
+        return None
+    folder = Path(source).expanduser()
+    return {printable(name): folder / name for name in walk(folder).names} if folder.is_dir() else {folder.name: folder}
+
+
+def learn_pixels(run: Run, source: Pictures, images: ImageSet) -> PixelDecoder | None:
     """The decoder for a run on features, from some of its images; None where their pixels are not to be had."""
-    if is_feature_file(data.source):
+    if isinstance(source, str) and is_feature_file(source):
         return None
     index = random_order(len(images), run.config.seed, Stream.PIXELS)[:_MOST].sort().values
     try:
-        found = pixels_at(data.source, images, index, SIDE, 3, _SECONDS)
+        found = pixels_at(source, images, index, SIDE, 3, _SECONDS)
     except UserError:  # given in Python, or gone: the run itself is whole
         return None
     if found is None or len(found[1]) < _LEAST:
@@ -84,12 +101,11 @@ def learn_pixels(run: Run, data: DataSettings, images: ImageSet) -> PixelDecoder
     return PixelDecoder.fit(mean_codes(run.model, images.subset(index[places])).cpu(), pixels)
 
 
-def keep_pixels(run: Run, data: DataSettings, images: ImageSet) -> None:
-    """Learns it and writes it beside the run."""
-    decoder = learn_pixels(run, data, images)
+def keep_pixels(folder: RunFolder, decoder: PixelDecoder | None) -> None:
+    """Written beside the run, where there is one."""
     if decoder is not None:
         meta = {"shape": list(decoder.shape), "code_size": len(decoder.centre)}
-        write_checkpoint(run.folder.file(PIXELS), Checkpoint({_PART: decoder.state_dict()}, meta))
+        write_checkpoint(folder.file(PIXELS), Checkpoint({_PART: decoder.state_dict()}, meta))
 
 
 def pixel_decoder(run: Run) -> PixelDecoder | None:

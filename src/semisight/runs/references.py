@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -164,9 +165,9 @@ def logistic_regression(
             for aside, x, y, others in scaled:
                 model = _fit(x, y, C)
                 log_p = torch.full((len(aside), n_classes), -30.0)
-                log_p[:, torch.from_numpy(model.classes_)] = torch.from_numpy(
-                    model.predict_log_proba(others.numpy())
-                ).float().clamp_min(-30.0)  # fmt: skip
+                with np.errstate(divide="ignore"):  # the log of a probability that is 0
+                    said = torch.from_numpy(model.predict_log_proba(others.numpy()))
+                log_p[:, torch.from_numpy(model.classes_)] = said.float().clamp_min(-30.0)
                 parts.append(CrossValidated(aside, log_p, labels[aside]))
             found = Logistic(is_unit, C, in_order(parts))
             best = found if best is None or found.said.error < best.said.error else best

@@ -33,7 +33,7 @@ from semisight.runs.images import BUILTIN, Progress, Sets, sets_of
 from semisight.runs.kinds import Kind, kind_named, kinds
 from semisight.runs.model_card import write_model_card
 from semisight.runs.on_features import judge
-from semisight.runs.pixels import keep_pixels
+from semisight.runs.pixels import keep_pixels, learn_pixels
 from semisight.runs.recipe import Recipe, compose, plan_of, refresher, suited, with_model_of
 from semisight.runs.references import Way, table
 from semisight.runs.run import DATA, UNFINISHED, WAYS, DataRecord, Run, load_run
@@ -93,6 +93,8 @@ def train_run(
         () if recipe is None else (*describe_data(sets, data.source), *recipe.describe(), *describe_model(recipe))
     ):
         say(line)
+    if recipe is not None and decision.fitted is not None and not sets.n_held_out(LABELS):
+        say("what cross-validation said of given labels, above, calibrates the probabilities")
     with locked(path, "training") if is_first_process() else contextlib.nullcontext():
         if recipe is None:
             return _train_on_features(decision, sets, folder, say)
@@ -105,7 +107,7 @@ def train_run(
                 finish(folder, sets, decision.fitted)
                 keep_ways(folder, decision.ways or _reference(settings, sets, fitted), say)
                 if settings.data.on_features:
-                    keep_pixels(load_run(path), settings.data, sets.train)
+                    keep_pixels(folder, learn_pixels(load_run(path), settings.data.source, sets.train))
                 write_model_card(load_run(path), sets)
     return Trained(folder, fitted, sets)
 
@@ -127,7 +129,7 @@ def _train_on_features(decision: Decision, sets: Sets, folder: RunFolder, say: S
     if is_first_process():  # all that were started have learned the same
         save_run(run, folder.path, DataRecord.of(data, sets.train, sets.valid))
         keep_ways(folder, ways)
-        keep_pixels(load_run(folder.path), settings.data, sets.train)
+        keep_pixels(folder, learn_pixels(run, settings.data.source, sets.train))
         write_model_card(load_run(folder.path), sets)
     seconds = float(run.meta["counters"]["seconds"])
     fitted = Fitted("the head has converged", 1, 1.0, seconds, None, 0, 0, {}, folder.newest)
