@@ -1,6 +1,7 @@
 """A stranger's run on features: it decides neither which network is loaded nor how large anything becomes; and caches,
 networks and calibrations that somebody else wrote."""
 
+import dataclasses
 import json
 import shutil
 import sqlite3
@@ -14,11 +15,15 @@ from PIL import Image
 
 from semisight.backbones import resolve
 from semisight.backbones.onnx_file import _network_hash
+from semisight.backbones.trusted import trust
 from semisight.data.feature_cache import cache_report, cached_features
 from semisight.data.image_cache import default_cache
 from semisight.errors import UserError
+from semisight.files import locked
 from semisight.inference.tags import TagCalibration
+from semisight.runs.bulk import Answerer, Asked
 from semisight.runs.run import load_run
+from semisight.server.image_index import read_index
 from semisight.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tests.backbones.networks import write_network
 from tests.cli.commands import ok, refused, semisight
@@ -61,6 +66,85 @@ def test_a_network_is_used_once_somebody_has_named_it_here(on_features: tuple[Pa
     assert "light" in ok("predict", run, images)
     ok("backbones", "--trust", network)
     assert (default_cache() / "networks.txt").read_text() == f"{network}\n"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Networks that somebody tried to open, whatever they are."""
+    found: list[str] = []
+
+    def open_(path: object, **_: object) -> None:
+        found.append(str(path))
+        raise UserError("it was opened")
+
+    monkeypatch.setattr("semisight.backbones.onnx_file.open_onnx", open_)
+    monkeypatch.setattr("semisight.backbones.huggingface.open_folder", open_)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["an ONNX file", "a folder of torch's"])
+def test_neither_a_server_nor_a_pile_nor_an_export_opens_a_network_of_the_runs_choice(
+    kind: str, on_features: tuple[Path, Path], elsewhere: Path, opened: list[str]
+) -> None:
+    run, images = Path(shutil.copytree(on_features[0], elsewhere / "run")), on_features[1]
+    name = on_features[0].parent / "network.onnx"
+    if kind == "a folder of torch's":
+        name = elsewhere / "torch"
+        name.mkdir()
+        (name / "config.json").write_text("{}")
+    header(run, lambda about: everywhere(about, "backbone", str(name)))
+    record(run, backbone="efficientnet-lite0")  # so that its own check lets it pass
+    pile, export = elsewhere / "pile.parquet", elsewhere / "model.onnx"
+    asked = Asked("predict", str(run), str(images), str(elsewhere / "worker.parquet"))
+    commands: list[tuple[str | Path, ...]] = [
+        ("serve", run, "--port", "0", "--images", images, "--labels", elsewhere / "labels.csv"),
+        ("predict", run, images, "--out", pile, "--workers", "0"),
+        ("predict", run, images, "--out", pile, "--engine", "local"),
+        ("embed", run, images, "--out", pile, "--workers", "0"),
+        ("export", run, "--out", export),
+    ]
+    for words in commands:
+        assert "nobody has named on this machine" in refused(*words), words
+    with pytest.raises(UserError, match="nobody has named"):  # a worker, whoever started it
+        Answerer(dataclasses.asdict(asked))
+    assert not opened and not pile.exists() and not export.exists() and not (elsewhere / "labels.csv").exists()
+    trust(str(name))
+    for words in commands:
+        assert "it was opened" in refused(*words), words
+    assert opened == [str(name)] * len(commands)
+
+
+def test_a_run_does_not_choose_a_ray_cluster(
+    on_features: tuple[Path, Path], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the cluster that features are worked out by can run code in the process that asks it."""
+    asked: list[object] = []
+
+    def run_on_ray(*arguments: object) -> None:
+        asked.append(arguments[-1])
+        raise UserError("a cluster was asked")
+
+    monkeypatch.setattr("semisight.engines.ray_data.run_on_ray", run_on_ray)
+    run, images = Path(shutil.copytree(on_features[0], elsewhere / "run")), on_features[1]
+    network = on_features[0].parent / "network.onnx"
+    ok("backbones", "--trust", network)
+    record(run, engine="ray", address="stranger:6379")
+    for words in (("evaluate", run), ("suggest", run), ("report", run)):
+        assert "cluster" not in semisight(*words).err, words
+    assert len(read_index(load_run(run), None, lambda done, of: None)) == 24
+    assert not asked
+    monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere / "another"))
+    mine = ("--engine", "ray", "--address", "mine:6379", "--no-report", "--out", elsewhere / "new")
+    refused("train", images, "--class-per-folder", "--backbone", network, *mine)
+    assert asked == ["mine:6379"]  # what the user names is asked
+
+
+def test_two_that_learn_on_features_into_one_folder(on_features: tuple[Path, Path], elsewhere: Path) -> None:
+    out, network = elsewhere / "run", on_features[0].parent / "network.onnx"
+    with locked(out, "another training"):
+        words = ("--class-per-folder", "--backbone", network, "--no-report", "--out", out)
+        assert "in use by another process (another training" in refused("train", on_features[1], *words)
+    assert not (out / "config.json").exists()
 
 
 @pytest.mark.parametrize("name", ["hf:somebody/network", "/etc/passwd", "~/network.onnx", "../network.onnx", "\x1b[2J"])

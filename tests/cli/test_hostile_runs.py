@@ -24,12 +24,16 @@ from safetensors.torch import load_file, save
 from semisight.cli import main as cli
 from semisight.cli.options import with_settings
 from semisight.data import remote
+from semisight.data.label_table import Table
+from semisight.data.tables import read_labels
 from semisight.errors import UserError
 from semisight.files import seal, temporary_name
 from semisight.runs.captions import SEEN, VOCABULARY
 from semisight.runs.run import load_run
 from semisight.runs.searching import INDEX, searchable
+from semisight.runs.settings import read_file
 from semisight.server.image_index import read_index
+from semisight.server.retraining import train_command
 from semisight.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tests.cli.commands import Result, ok, refused, semisight
 
@@ -357,3 +361,58 @@ def test_a_url_that_was_copied_here_is_one_that_its_user_named(tmp_path: Path, m
         remote.recorded_url("memory://mine/", "RUN", what="its images", option="--data")
     remote.local_copy("memory://mine")
     assert remote.recorded_url("memory://mine/", "RUN", what="its images", option="--data") == "memory://mine/"
+
+
+def test_a_run_names_no_other_run_at_a_host(learned: Path, tmp_path: Path, asked: list[str]) -> None:
+    """The first of two steps: asked for by `--resume`, and by the training that a server starts."""
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
+    record(run, images_from="s3://stranger/run")
+    assert "give --two-step RUN" in refused("train", "--out", run, "--resume", "--epochs", "2", "--no-report")
+    with pytest.raises(UserError, match="nobody has named"):
+        train_command(load_run(run), SCENES, None, tmp_path / "captions.csv", tmp_path / "new", None)
+    assert not asked
+
+
+def test_the_settings_of_a_run_are_those_of_its_model_alone(learned: Path, tmp_path: Path, asked: list[str]) -> None:
+    """`train --config RUN/config.json`, also by a server: no path, network, host or number of processes of theirs."""
+    file = tmp_path / "config.json"
+    settings = json.loads((learned / "config.json").read_text())
+    del settings["checksum"]
+    theirs = {"backbone": "/networks/theirs.onnx", "images_from": "s3://stranger/run", "labels": "/etc/passwd"}
+    theirs |= {"source": "s3://stranger/set", "engine": "ray", "address": "stranger:6379"}
+    settings["about"]["settings"] |= theirs
+    settings["config"] |= {**theirs, "processes": 10**6, "threads": 10**6}
+    file.write_text(json.dumps(settings))
+    read = read_file(file)
+    assert not theirs.keys() & read.keys() and read["seed"] == settings["config"]["seed"]
+    assert max(read["processes"], read["threads"]) <= (os.cpu_count() or 1)
+    words = ("--config", file, "--epochs", "1", "--processes", "1", "--no-report", "--out", tmp_path / "new")
+    ok("train", SCENES, *words)
+    assert not asked
+    settings["about"]["settings"] |= {"hidden_size": 10**9}
+    file.write_text(json.dumps(settings))
+    assert "hidden" in refused("train", SCENES, "--captions", "builtin", *words[:-1], tmp_path / "newer")
+
+
+def test_a_flipped_bit_in_the_weights_is_refused(learned: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
+    for file in (run / NEWEST, run / BEST):
+        if file.exists():
+            content = bytearray(file.read_bytes())
+            content[-5] ^= 1
+            file.write_bytes(content)
+    for words in (("evaluate", run), ("generate", run, "--out", tmp_path / "x.png")):
+        assert "its checksum is wrong" in refused(*words)
+
+
+def test_a_journal_without_end_beside_a_table(tmp_path: Path) -> None:
+    """It comes with a stranger's table, and takes no room in an archive."""
+    table = tmp_path / "labels.csv"
+    table.write_text("file,label\na.png,x\n")
+    sparse(tmp_path / "labels.csv.journal", 3 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="never merged"):
+        read_labels(table, ("a.png",))
+    with Table(table) as opened:
+        assert opened.get("a.png").label == "x"
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 500 << 20

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from semisight.cli.render import columns
 from semisight.data import load
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
@@ -407,3 +408,5 @@ def test_cells_that_look_like_formulas_are_marked_and_names_do_not_give_orders(m
     assert rows[0]["file"] == "'=cmd.png"
     table = ok("predict", many, folder)
     assert "\x1b" not in table and "red.png" in table
+    (line,) = columns([["\x1b[2Ja class of a stranger's", "0.5"]], right=(1,))  # a name that a run brings along
+    assert "\x1b" not in line and "[2Ja class" in line

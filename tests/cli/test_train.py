@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from semisight.files import locked
 from semisight.runs import train as training
 from semisight.runs.run import DataRecord, load_run
 from semisight.training.checkpoint import read_checkpoint
@@ -300,3 +301,16 @@ def test_a_full_disk_at_the_report_says_that_the_run_is_safe(own_run: Path, monk
     assert message.code == 2
     assert "the run is complete and saved" in message.err
     assert "No space left" in message.err
+
+
+def test_two_trainings_into_one_folder(tmp_path: Path) -> None:
+    """The second is told who the first is, and leaves its files alone."""
+    run = tmp_path / "run"
+    ok("train", *TINY, "--epochs", "1", "--no-report", "--out", run)
+    before = {file: file.read_bytes() for file in run.rglob("*.json")}
+    with locked(run, "another training"):
+        for how in ("--overwrite", "--resume"):
+            words = TINY if how == "--overwrite" else ()
+            said = refused("train", *words, "--epochs", "2", "--no-report", "--out", run, how)
+            assert "in use by another process (another training" in said, how
+    assert {file: file.read_bytes() for file in run.rglob("*.json")} == before

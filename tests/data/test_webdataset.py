@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import resource
 import tarfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from semisight.data import load
 from semisight.data.formats import webdataset
+from semisight.data.samples import tar_entries
 from semisight.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
@@ -109,3 +111,39 @@ def test_damaged_archives_raise_nothing_but_user_errors(tmp_path: Path, seed: in
         assert str(path) in str(error)
         return
     assert 1 <= len(found) <= 3
+
+
+def extended(kind: bytes, size: int, content: bytes = b"") -> bytes:
+    """A header that says something of the entry after it."""
+    info = tarfile.TarInfo("header")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
+def record_of(name: str, value: str) -> bytes:
+    """A line of an extended header, which begins with its own length."""
+    text = f" {name}={value}\n"
+    return f"{next(n for n in range(99) if n == len(str(n)) + len(text))}{text}".encode()
+
+
+HOLES = record_of("GNU.sparse.major", "1") + record_of("GNU.sparse.minor", "0") + record_of("GNU.sparse.name", "a.png")
+
+
+@pytest.mark.parametrize("kind", ["x", "g", "L", "K", "holes", "one after the other"])
+def test_headers_before_an_entry_are_bounded(kind: str, tmp_path: Path) -> None:
+    """tarfile reads them whole, and into each other, before there is an entry to look at; the file is sparse."""
+    path = tmp_path / "set.tar"
+    with path.open("wb") as file:
+        if kind == "one after the other":
+            file.write(extended(b"x", 12, b"11 path=aa\n") * 3000)
+        elif kind == "holes":
+            file.write(extended(b"x", len(HOLES), HOLES) + extended(b"0", 2 << 30, b"999999999\n"))
+        else:
+            file.write(extended(kind.encode(), 2 << 30))
+        file.truncate(3 << 30)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError):
+        load(path)
+    (last,) = tar_entries(str(path))
+    assert last[1] is None and "corrupt" in last[0]
+    assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 300 << 20

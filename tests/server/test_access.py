@@ -44,6 +44,17 @@ def test_a_session_ends() -> None:
     assert Access("another-long-token").who(cookie(value), now=1050) is None
 
 
+def test_cookies_are_read_in_no_time_and_those_of_other_servers_are_passed_over() -> None:
+    access = Access(TOKEN)
+    mine = f"{COOKIE}={access.cookie_of(EVERYBODY)}"
+    assert access.who({"cookie": f"a=b; {COOKIE}=of.another.port; {mine}; c"}) == EVERYBODY
+    assert access.who({"cookie": f"x{mine}"}) is None
+    started = time.process_time()
+    for hostile in (r"a\0" * 10_000, r"\"" * 16_000, "a=b;" * 8000, f"{COOKIE}=a.9999999999.b;" * 1300):
+        assert access.who({"cookie": f'{COOKIE}="{hostile}"'}) is None
+    assert time.process_time() - started < 0.3, "nobody has shown a token yet, and everybody waits"
+
+
 def test_people_come_and_go(tmp_path: Path) -> None:
     file = tmp_path / "tokens.txt"
     ann, ben = main([str(file), "add", "ann"]), main([str(file), "add", "ben"])

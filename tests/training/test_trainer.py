@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.full_disk import disk_with_room_for
 from semisight.data.batches import Shuffled
 from semisight.errors import UserError
+from semisight.files import locked
 from semisight.objectives.step import Batch, own_rows
 from semisight.random import Stream, reseed
 from semisight.training import trainer as trainer_module
@@ -410,6 +411,15 @@ def test_other_plans(tmp_path: Path) -> None:
     toy.forward = forward  # type: ignore[method-assign,assignment]
     Trainer(toy, toy_images(), tmp_path, config=toy_config(max_epochs=1), plan=Plan()).fit()
     assert taken == [[0, 1, 70], [1, 2, 70]]
+
+
+def test_a_folder_that_another_training_writes_to_is_left_alone(tmp_path: Path) -> None:
+    with locked(tmp_path / "run", "another training"):
+        for more in ({}, {"overwrite": True}):
+            trainer = Trainer(Toy(), toy_images(), tmp_path / "run", config=toy_config(max_epochs=1))
+            with pytest.raises(UserError, match=r"in use by another process \(another training"):
+                trainer.fit(**more)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 def test_random_numbers_belong_to_seed_stream_and_step() -> None:

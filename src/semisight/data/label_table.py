@@ -40,6 +40,7 @@ _WAIT = 10.0  # seconds for the lock of another process
 QUIET = 2.0  # seconds since a table was last changed, before it is replaced
 _BLOCK = 1 << 16
 _MOST_LINE = 100_000
+_MOST_OPEN = 64 << 20  # bytes of lines that are not merged, in a journal that somebody else may have written
 
 
 class Locked(UserError):
@@ -495,8 +496,15 @@ def unmerged(path: str | Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     with open(handle, "rb") as file:
-        file.seek(_open_lines(handle))
-        found = (_verified(line) for line in file.read().splitlines())
+        start, size = _open_lines(handle), os.fstat(handle).st_size
+        if size - start > _MOST_OPEN:
+            raise UserError(
+                f"{journal_of(Path(path))} holds {size - start:,} bytes of labels that were never merged: too many."
+            )
+        file.seek(start)
+        found = (
+            _verified(line.rstrip(b"\n")) for line in iter(lambda: file.readline(_MOST_LINE), b"") if line != b"\n"
+        )
         return [values for values in found if values is not None and "merged" not in values]
 
 

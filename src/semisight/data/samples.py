@@ -26,6 +26,12 @@ PARQUET = (".parquet", ".pq")
 IMAGES = frozenset(["jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "gif", "tif", "tiff", "jp2", "avif", "img"])
 MOST_BYTES = 256_000_000  # of one image
 MOST_TEXT = 1_000_000
+TAR_ERRORS = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError, RecursionError)
+# what says something of the entry after it: a long name, or an extended header
+_BEFORE = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
 _BESIDE = (".json", ".txt", ".md", ".yaml")  # small files that may lie beside shards
 
 Form = Literal["shard", "parquet", "files", "rows"]
@@ -171,7 +177,7 @@ def tar_entries(path: str) -> Iterator[tuple[str, bytes | None]]:
     Links and devices are passed over; of an entry that claims too much, only a little more than may be is read.
     """
     try:
-        with remote.opened(path) as file, tarfile.open(None, "r|*", file) as archive:
+        with remote.opened(path) as file, tarfile.open(None, "r|*", file, tarinfo=Member) as archive:
             for member in archive:
                 if member.isreg() and (entry := archive.extractfile(member)) is not None:
                     content = entry.read(MOST_BYTES + 1)
@@ -179,8 +185,24 @@ def tar_entries(path: str) -> Iterator[tuple[str, bytes | None]]:
                         raise EOFError("unexpected end of data")
                     yield member.name.removeprefix("./"), content
                 cast(Any, archive).members = []  # tarfile remembers every entry; a shard may have millions
-    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError) as error:
+    except TAR_ERRORS as error:
         yield f"truncated or corrupt: {printable(str(error))}", None
+
+
+class Member(tarfile.TarInfo):
+    """An entry of an archive. A long name or an extended header is read whole before there is an entry to look at, and
+    may claim gigabytes: it is refused by what its own header says."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Member":
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _BEFORE and not 0 <= found.size <= MOST_TEXT:
+            raise tarfile.ReadError(f"a header of {found.size:,} bytes before an entry")
+        return found
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        """tarfile would read on until the list of its holes ends; no set of images has such entries."""
+        raise tarfile.ReadError("an entry with holes")
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -100,7 +100,10 @@ class DataRecord:
 
 
 def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
-    """With recorded paths made absolute, as they are written: `~` in a run means nothing."""
+    """With recorded paths made absolute, as they are written: `~` in a run means nothing.
+
+    Who works out features is a matter of whoever asks: a Ray cluster that a stranger's run names could run code here.
+    """
     paths = {name: getattr(data, name) for name in ("source", "labels", "tags", "captions", "images_from")}
     kept = {"builtin", "arrays given in Python"}
     found = {
@@ -110,7 +113,7 @@ def _found_in(folder: RunFolder, data: DataSettings) -> DataSettings:
     }
     if data.backbone is not None:
         found["backbone"] = recorded_backbone(data.backbone)
-    return dataclasses.replace(data, **cast(Any, found))
+    return dataclasses.replace(data, **cast(Any, found), engine="local", address=None)
 
 
 def check_urls(
@@ -123,7 +126,8 @@ def check_urls(
     for name in names:
         text = getattr(data, name)
         if text and name not in given and is_url(text):
-            what, option = ("its images", source) if name == "source" else (f"its file of {name}", f"--{name} FILE")
+            others = {"source": ("its images", source), "images_from": ("the run of its first step", "--two-step RUN")}
+            what, option = others.get(name, (f"its file of {name}", f"--{name} FILE"))
             recorded_url(text, folder, what=what, option=option)
 
 
@@ -396,5 +400,6 @@ def former_settings(folder: RunFolder, given: Mapping[str, Any] | None = None) -
     meta = read_meta(folder.newest) if folder.newest.exists() else read_settings(folder.config)
     data = DataRecord.read(folder).settings
     anew = {name for name, value in (given or {}).items() if value is not None}
-    check_urls(data, folder.path, source="DATA: semisight train DATA --out RUN --resume", given=anew)
+    source = "DATA: semisight train DATA --out RUN --resume"
+    check_urls(data, folder.path, source=source, given=anew, names=(*_READ, "images_from"))
     return {**of_run(meta), **as_dict(data)}

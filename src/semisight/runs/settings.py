@@ -6,6 +6,7 @@ there is to learn: `Settings.suited` fills in those that nobody chose.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -303,9 +304,14 @@ class CaptionSettings:
         default="gru", help="The recurrent network that writes captions.", panel=_CAPTIONS
     )
     hidden_size: int = setting(
-        default=512, help="Its hidden units.", panel=_CAPTIONS, shown="512; with fewer than 5,000 captions 256", ge=1
+        default=512,
+        help="Its hidden units.",
+        panel=_CAPTIONS,
+        shown="512; with fewer than 5,000 captions 256",
+        ge=1,
+        le=8192,
     )
-    embedding_size: int = setting(default=512, help="Numbers that a word becomes.", ge=1)
+    embedding_size: int = setting(default=512, help="Numbers that a word becomes.", ge=1, le=8192)
     min_count: int = setting(
         default=5,
         help="Words that occur less often are one unknown word.",
@@ -511,9 +517,17 @@ def of_run(meta: Mapping[str, Any]) -> dict[str, Any]:
         saved = about.get("settings", {})
         own = {name: model[name] for name in ("pooling", "gradient", "alpha0")}
         own |= {name: model[name] for name in ("encoder", "width") if name in model}
-        return {**meta["config"], **layers, **own, **{name: saved[name] for name in saved if name in NAMES}}
+        found = {**meta["config"], **layers, **own, **{name: saved[name] for name in saved if name in NAMES}}
+        # a stranger's says neither which network is loaded nor which host is asked, nor how many processes start
+        kept = {name: value for name, value in found.items() if name not in fields(DataSettings)}
+        few = {name: _no_more_than_cores(kept[name]) for name in ("processes", "threads") if name in kept}
+        return {**kept, **few}
     except (KeyError, TypeError) as error:
         raise UserError(f"this run does not say how its model is built (it lacks {error}).") from error
+
+
+def _no_more_than_cores(count: Any) -> Any:
+    return min(count, os.cpu_count() or 1) if isinstance(count, int) else count
 
 
 def _known(name: str, origin: str) -> str:

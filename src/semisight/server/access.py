@@ -22,7 +22,6 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
 from semisight.errors import UserError
@@ -34,6 +33,7 @@ SESSION_SECONDS = 12 * 3600.0
 EVERYBODY = "token"  # the name of whoever knows the one token
 HERE = "local"  # and of whoever asks a server that needs none
 _MOST = 1_000_000  # bytes of a file of tokens
+_MOST_COOKIES = 8  # of ours in a request
 _LINE = re.compile(r"(?P<name>[\w.@-]{1,64})\s+(?P<digest>[0-9a-f]{64})", re.ASCII)
 
 
@@ -92,11 +92,10 @@ class Access:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and (name := self.person_with(given.strip())) is not None:
             return name
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return None
-        return None if cookie is None else self._of_session(cookie.value, time.time() if now is None else now)
+        for value in _sessions_in(headers.get("cookie", "")):
+            if (name := self._of_session(value, time.time() if now is None else now)) is not None:
+                return name
+        return None
 
     def _of_session(self, value: str, now: float) -> str | None:
         head, _, signature = value.rpartition(".")
@@ -109,6 +108,15 @@ class Access:
             return None
         right = self._signature(name, head)
         return name if hmac.compare_digest(right.encode(), signature.encode("utf-8", "replace")) else None
+
+
+def _sessions_in(header: str) -> list[str]:
+    """The values of our cookie: servers on other ports of this machine may have set it too.
+
+    Not by http.cookies: its time grows with the square of a value full of backslashes, before a token is shown.
+    """
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return [value for name, _, value in pairs if name == COOKIE][:_MOST_COOKIES]
 
 
 def _digest(token: str) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from semisight.data.label_csv import Entry
 from semisight.errors import UserError
 from semisight.files import write_atomic
-from semisight.runs.run import Run
+from semisight.runs.run import Run, check_urls
 from semisight.training.config import read_settings
 from semisight.training.logs import read_log
 
@@ -205,6 +205,7 @@ def train_command(
     if captions is not None and data.only_captioned:
         words += ["--only-captioned"]
     if captions is not None and data.images_from is not None:
+        check_urls(data, run.folder.path, source="--images", names=("images_from",))
         words += ["--two-step", data.images_from]
     if minutes is not None:
         words += ["--minutes", str(minutes)]

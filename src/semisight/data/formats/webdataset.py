@@ -15,7 +15,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,17 @@ from semisight.data.formats.imagefolder import class_order
 from semisight.data.formats.pictures import MAX_PIXELS, Header, Unreadable, read_header, read_pixels
 from semisight.data.image_cache import default_cache
 from semisight.data.image_set import ImageSet, Skipped, skipped_summary
-from semisight.data.samples import ENDINGS, IMAGES, MOST_BYTES, MOST_TEXT, Sample, add_text, split_name
+from semisight.data.samples import (
+    ENDINGS,
+    IMAGES,
+    MOST_BYTES,
+    MOST_TEXT,
+    TAR_ERRORS,
+    Member,
+    Sample,
+    add_text,
+    split_name,
+)
 from semisight.errors import UserError
 
 IN_MEMORY = 1 << 30  # bytes of pixels; more go to a file that is mapped
@@ -159,7 +168,7 @@ def _entries(
     for shard in shards:
         before = f"{shard.name}/" if len(shards) > 1 else ""
         try:
-            with tarfile.open(shard, "r:*") as archive:
+            with tarfile.open(shard, "r:*", tarinfo=Member) as archive:
                 for member in archive:
                     name = before + member.name.removeprefix("./")
                     if not member.isreg() or not wanted(name):
@@ -172,7 +181,7 @@ def _entries(
                     if file is not None:
                         yield name, file.read(MOST_BYTES)
                     cast(Any, archive).members = []  # tarfile remembers every entry; a shard may have millions
-        except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError) as error:
+        except TAR_ERRORS as error:
             if skipped is not None:  # the first pass tells; what came before the damage is kept
                 skipped.append(Skipped(printable(shard.name), f"truncated or corrupt: {error}"))
 
