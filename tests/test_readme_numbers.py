@@ -231,7 +231,10 @@ def test_the_front_page_shows_rows_of_the_results() -> None:
         assert number in said and same(number.split()[-1], sum(rows1) / len(rows1))
     shown = re.search(r"`--encoder deep` ([\d.]+) after 60 epochs", said)
     assert shown is not None and same(shown[1], value("table1", "cifar-10/deep", "45000", "error"))
-    shown = re.search(r"60 epochs, 73 minutes by the clock on a shared machine, seed 0\): ([\d.]+), on validation images ([\d.]+);", README)
+    shown = re.search(
+        r"60 epochs, 73 minutes by the clock on a shared machine, seed 0\): ([\d.]+), on validation images ([\d.]+);",
+        README,
+    )
     assert shown is not None
     for number, metric in zip(shown.groups(), ("error", "valid_error"), strict=True):
         assert same(number, value("table1", "cifar-10/deep", "45000", metric))
