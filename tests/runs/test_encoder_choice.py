@@ -11,13 +11,13 @@ import torch
 from semisight.data import feature_cache
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
-from semisight.runs import encoder_choice, time_plan
+from semisight.runs import encoder_choice, references, time_plan
 from semisight.runs import train as train_module
 from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
 from semisight.runs.expected_time import Expected
 from semisight.runs.images import Sets, sets_of
 from semisight.runs.labels import batch_defaults, most_images
-from semisight.runs.references import ON_HOG, ON_PIXELS, Way, logistic_regression, read_ways
+from semisight.runs.references import ON_HOG, ON_PIXELS, Way, read_ways
 from semisight.runs.run import load_run
 from semisight.runs.settings import Settings, resolve
 from semisight.runs.time_plan import fitted_to
@@ -311,10 +311,18 @@ def test_what_the_choice_took_is_taken_off_once(
     assert 3 < given[0] < 4
 
 
-def test_a_reference_that_is_quite_sure_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    rows = torch.zeros(40, 3)
-    rows[::2, 0] = 1e6  # beyond doubt: the other class has a probability of 0
-    rows[:, 1] = torch.arange(40)
-    assert logistic_regression(rows, torch.arange(40) % 2, 2, seed=0, standard=(), unit=(1e9,)) is not None
-    assert logistic_regression(1e3 * rows, torch.arange(40) % 2, 2, seed=0, standard=(1e9,), unit=()) is not None
+def test_a_reference_that_is_quite_sure_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    fit = references._fit
+
+    def sure(x: torch.Tensor, y: torch.Tensor, C: float) -> object:
+        model = fit(x, y, C)
+        model.coef_ *= 1e6  # beyond doubt: the other classes have a probability of 0
+        return model
+
+    monkeypatch.setattr(references, "_fit", sure)
+    rows = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    found = references.logistic_regression(rows, torch.arange(60) % 3, 3, seed=0)
+    assert found is not None and float(found.said.decisions.min()) == -30
     assert not list(recwarn)
