@@ -512,3 +512,17 @@ def test_a_folder_is_flushed_after_every_rename_in_it(tmp_path: Path, monkeypatc
             for i in renames:
                 assert ("fsync", calls[i - 1][1]) in calls[: i - 1], f"{name}: the content was not flushed before"
                 assert ("fsync", calls[i][1]) in calls[i:], f"{name}: the folder was not flushed after"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "huge", "a folder"])
+def test_a_strangers_plan_is_neither_waited_for_nor_read_whole(kind: str, tmp_path: Path) -> None:
+    record = tmp_path / files.BUNDLE
+    if kind == "a pipe":
+        os.mkfifo(record)
+    elif kind == "a folder":
+        record.mkdir()
+    else:
+        with record.open("wb") as file:
+            file.truncate(3 << 30)
+    with pytest.raises(UserError, match="damaged"):
+        finish_bundle(tmp_path)

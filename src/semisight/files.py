@@ -41,6 +41,7 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<place>[0-9a-f]{8})-(?P<pid>\d+)-(?
 _OLD = 86_400.0  # seconds after which a temporary file of another machine is a leftover
 _NOT_SYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)  # a file system that cannot flush folders
 _BLOCK = 1 << 20
+_MOST_PLAN = 10_000_000  # bytes of BUNDLE
 
 
 # --- one file
@@ -189,7 +190,7 @@ def finish_bundle(folder: str | Path) -> bool:
         return False
     with _brief(folder):  # two that open the folder at once
         try:
-            plan = json.loads(record.read_bytes())
+            plan = json.loads(_plan_in(record))
             stage, files, remove = folder / _inside(plan["stage"]), plan["files"], plan["remove"]
             moves = [(stage / _inside(file), folder / _inside(file)) for file in files]
             if not _TEMPORARY.fullmatch(stage.name) or stage.parent != folder or stage.is_symlink():
@@ -199,7 +200,7 @@ def finish_bundle(folder: str | Path) -> bool:
                     raise ValueError(f"{target} lies elsewhere")
         except FileNotFoundError:
             return False  # another process has just done it
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{record} is damaged ({error}). Delete it: the run is then what its other files say."
             ) from error
@@ -221,6 +222,15 @@ def finish_bundle(folder: str | Path) -> bool:
                 f"({error.strerror or error}). Open it once where it can be written."
             ) from error
     return True
+
+
+def _plan_in(record: Path) -> bytes:
+    """A regular file of bounded size, as a stranger's folder may hold a pipe that is never written to."""
+    with open(os.open(record, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_PLAN:
+            raise ValueError(f"it is no regular file of at most {_MOST_PLAN:,} bytes")
+        return file.read(_MOST_PLAN)
 
 
 def _inside(name: str) -> str:

@@ -146,4 +146,7 @@ def test_headers_before_an_entry_are_bounded(kind: str, tmp_path: Path) -> None:
         load(path)
     (last,) = tar_entries(str(path))
     assert last[1] is None and "corrupt" in last[0]
+    assert (
+        kind != "holes" or "an entry with holes" in last[0]
+    )  # packed, a list of holes can be a thousand times as long
     assert 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 300 << 20

@@ -422,6 +422,25 @@ def test_a_folder_that_another_training_writes_to_is_left_alone(tmp_path: Path) 
     assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
 
 
+def test_overwriting_that_fails_in_the_middle_leaves_the_old_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_toy(tmp_path, max_steps=2)
+    before = {file.name: file.read_bytes() for file in tmp_path.glob("*.*")}
+
+    def full(*_: object) -> None:
+        raise UserError("No space left on device")
+
+    monkeypatch.setattr(trainer_module, "write_checkpoint", full)
+    with pytest.raises(UserError, match="No space left"):
+        train_toy(tmp_path, overwrite=True, max_steps=3)
+    monkeypatch.undo()
+    after = {file.name: file.read_bytes() for file in tmp_path.glob("*.*")}
+    before.pop(".lock", None), after.pop(".lock", None)
+    assert after == before
+    assert read_meta(RunFolder(tmp_path).newest)["config"]["max_steps"] == 2
+
+
 def test_random_numbers_belong_to_seed_stream_and_step() -> None:
     def draw(seed: int, stream: Stream, step: int) -> tuple[float, ...]:
         return tuple(torch.rand(4, generator=reseed(torch.Generator(), seed, stream, step)).tolist())

@@ -45,6 +45,7 @@ from semisight.training.devices import choose_device, is_first_process, job_size
 from semisight.training.folder import FILES, NEWEST, RunFolder, check_folder, describe
 from semisight.training.state import Counters
 from semisight.training.trainer import Fitted, Trainer
+from semisight.untrusted import MOST_SETTINGS, read_text
 
 Say = Callable[[str], None]
 _WORTH_A_REFERENCE = 20.0  # seconds of training
@@ -318,7 +319,7 @@ def is_restarted(path: Path) -> bool:
     if job_size() is None or not RunFolder(path).newest.exists() or not mark.exists():
         return False
     if _job():
-        return _job() in mark.read_text(encoding="utf-8")
+        return _job() in read_text(mark, MOST_SETTINGS)
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 

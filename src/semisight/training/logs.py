@@ -17,11 +17,13 @@ from torch import Tensor
 from semisight.errors import UserError
 from semisight.files import write_atomic
 from semisight.objectives.step import sum_over_processes
+from semisight.untrusted import printable, read_text
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _FIXED = ("step", "epoch", "split", "seconds")
+_MOST_LOG = 200_000_000  # bytes
 Row = dict[str, Any]
 
 
@@ -127,17 +129,17 @@ class RunLog:
 
 def read_log(file: str | Path) -> list[Row]:
     """The rows of a log.csv with numbers as numbers; empty cells are left out, as is a last row without its end."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"could not read the log {file}: {error.strerror or error}.") from error
+    text = read_text(file, _MOST_LOG)
     whole = text[: text.rfind("\n") + 1]
     rows: list[Row] = []
-    for cells in csv.DictReader(io.StringIO(whole)):
-        row: Row = {name: value for name, value in cells.items() if name is not None and value not in (None, "")}
-        if "step" not in row or "split" not in row:
-            raise UserError(f"{file} is not a log of semisight: it lacks the columns step and split.")
-        rows.append({name: _number(name, value) for name, value in row.items()})
+    try:
+        for cells in csv.DictReader(io.StringIO(whole)):
+            row: Row = {name: value for name, value in cells.items() if name is not None and value not in (None, "")}
+            if "step" not in row or "split" not in row:
+                raise UserError(f"{file} is not a log of semisight: it lacks the columns step and split.")
+            rows.append({name: _number(name, value) for name, value in row.items()})
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{file} is damaged ({printable(str(error))[:200]}): delete it to go without.") from error
     return rows
 
 
