@@ -2,8 +2,8 @@
 
 What each variant promises to end in is a UserError (exit code 2); where the folder is still usable, an answer (0).
 
-The two exports take seconds each where a run can be exported: they meet a friend's run and the variants that are refused
-on opening (REFUSED), not the others, which change what is recorded of images and tables and what no export reads.
+The two exports take seconds each where a run can be exported: they meet a friend's run and the variants that are
+refused on opening (REFUSED), not the others, which change what is recorded of images and tables.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 """The API: predictions, suggestions, labels in the table, and what is said when something is wrong."""
 
+import asyncio
 import base64
 import io
 import json
@@ -15,8 +16,10 @@ from PIL import Image
 from semisight.data.label_table import Table
 from semisight.files import write_json
 from semisight.server.answering import Answerer
+from semisight.server.batching import Full
 from semisight.server.limits import Limits
 from semisight.server.predicting import small_png
+from semisight.server.web import _Writing
 from tests.server.conftest import bomb, client_of, png, wait_until_read
 
 RAW = {"Content-Type": "application/octet-stream"}
@@ -231,3 +234,20 @@ def test_another_folder_of_images(digits_run: Path, tmp_path: Path) -> None:
         client.post("/api/labels", json={"file": "deep/3.png", "label": "tree"})
         client.post("/api/labels", json={"file": "deep/4.png", "label": "four"})
     assert (tmp_path / "labels.csv").read_text() == "file,label\n3.png,tree\ndeep/4.png,four\n"
+
+
+def test_changes_of_labels_beyond_the_queue_are_refused() -> None:
+    """A disk that hangs must not gather requests without end."""
+
+    async def ask() -> None:
+        writing, go_on = _Writing(2), threading.Event()
+        waiting = [asyncio.create_task(writing(go_on.wait)) for _ in range(2)]
+        await asyncio.sleep(0)  # both have been put in the queue
+        with pytest.raises(Full):
+            await writing(go_on.wait)
+        go_on.set()
+        assert await asyncio.gather(*waiting) == [True, True]
+        assert await writing(go_on.wait), "there is room again"
+        writing.close()
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
