@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.inference.beam_search import WordByWord, beam_search
+from semisight.inference.captions import LENGTH_POWER
 from semisight.metrics.captions import perplexity
 from semisight.model.heads.captions import words_per_caption
 from semisight.objectives.captions import EncodedCaptions
@@ -128,7 +129,15 @@ def write(
     found = []
     for some in (torch.arange(len(images)) if index is None else index).split(AT_A_TIME):
         seen = captioner.see(_batch(captioner, images, some))[None]
-        best = beam_search(captioner, seen, beam=beam, n_best=n_best, forbidden=(UNKNOWN,), rows=AT_A_TIME * beam)
+        best = beam_search(
+            captioner,
+            seen,
+            beam=beam,
+            n_best=n_best,
+            length_power=LENGTH_POWER,
+            forbidden=(UNKNOWN,),
+            rows=AT_A_TIME * beam,
+        )
         for symbols, log_probs in zip(best.symbols.tolist(), best.log_prob.tolist(), strict=True):
             pairs = [(row, log_p) for row, log_p in zip(symbols, log_probs, strict=True) if log_p > -torch.inf]
             found.append([Written(vocabulary.tokens(row), log_p) for row, log_p in pairs])

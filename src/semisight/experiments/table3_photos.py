@@ -41,9 +41,9 @@ from semisight.data.vocabulary import Vocabulary
 from semisight.experiments import caption_rows, results
 from semisight.experiments.caption_rows import BASELINES, on_features, steps_for
 from semisight.experiments.table import Cell, Measured, Request, fill, fit
-from semisight.experiments.table3 import METRICS, PAPER, REPORT, captions_of
+from semisight.experiments.table3 import METRICS, PAPER, captions_of
 from semisight.experiments.table3 import SHARES as JOINT_SHARES
-from semisight.inference.captions import CaptionReader, caption_perplexity, write_captions
+from semisight.inference.captions import CaptionReader, Search, caption_perplexity, write_captions
 from semisight.inference.search import WordSearch, recall
 from semisight.inference.validation import caption_terms
 from semisight.metrics.captions import score_captions
@@ -69,6 +69,7 @@ ROWS = ("nearest", *LEARNED, *BASELINES)
 HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
 PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
 REPORT_SHARE = 0.15  # of a row's minutes
+REPORT = Search(n_codes=20, beam=5)
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,27 @@ from semisight.objectives.step import Images
 
 N_CODES = 20
 BEAM = 5
+# Captions are ranked by log p / T ** 0.7: by log p alone those that are found are too short. 500 training images of
+# Flickr8k that were not learned from, written in 10.8 words on average: 0 gives 9.2 words, BLEU-4 0.194, CIDEr 0.478;
+# 0.5 9.5, 0.200, 0.492; 0.7 9.7, 0.204, 0.501; 1 10.8, 0.200, 0.510.
+LENGTH_POWER = 0.7
 COLLAPSED, LEAST_TO_COLLAPSE = 0.5, 10  # share of images with the same caption; images that can tell
 BATCH = 50  # images captioned at a time, between two moves of the bar
 
 
 @dataclass(frozen=True)
 class Search:
-    """How captions are looked for: codes that the mixture is over, width of the beam, length, and how many to find."""
+    """How captions are looked for: codes that the mixture is over, width of the beam, length, and how many to find.
+
+    They are ranked by log p(Y | X) / T ** length_power; 0 is the likeliest sentence, which is shorter than people's.
+    """
 
     n_codes: int = N_CODES
     beam: int = BEAM
     max_words: int = MAX_WORDS
     n_best: int = 1
     seed: int = 0
+    length_power: float = LENGTH_POWER
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,13 @@ class CaptionReader:
         drawn = codes.draw(how.n_codes, generator or torch.Generator().manual_seed(how.seed))
         width = max(how.beam, how.n_best)
         found = beam_search(
-            self.head, drawn, beam=width, n_best=how.n_best, max_words=how.max_words, forbidden=(UNKNOWN,)
+            self.head,
+            drawn,
+            beam=width,
+            n_best=how.n_best,
+            max_words=how.max_words,
+            length_power=how.length_power,
+            forbidden=(UNKNOWN,),
         )
         result = []
         for symbols, log_probs in zip(found.symbols.tolist(), found.log_prob.tolist(), strict=True):

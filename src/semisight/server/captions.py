@@ -7,7 +7,7 @@ from torch import Tensor
 
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
 from semisight.inference.beam_search import beam_search
-from semisight.inference.captions import BEAM, N_CODES
+from semisight.inference.captions import BEAM, LENGTH_POWER, N_CODES
 from semisight.model.heads.captions import CaptionHead, words_per_caption
 from semisight.runs.run import Run
 
@@ -36,7 +36,7 @@ class Describer:
         """The n best captions of each image, for codes [N_s, B, J]."""
         codes = codes[:N_CODES]
         beam = max(BEAM, n)
-        found = beam_search(self.head, codes, beam=beam, n_best=n, forbidden=(UNKNOWN,))
+        found = beam_search(self.head, codes, beam=beam, n_best=n, length_power=LENGTH_POWER, forbidden=(UNKNOWN,))
         B, _, T = found.symbols.shape
         symbols = found.symbols.reshape(B * n, T)
         owners = torch.arange(B, device=codes.device).repeat_interleave(n)
