@@ -33,6 +33,7 @@ def test_a_strangers_run_does_not_say_where_labels_go(
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: pytest.fail("it was served"))  # not for ever
     recorded(own_digits, labels=labels.replace("HOME", str(home)), labels_per_class=None)  # type: ignore[arg-type]
     before = sorted(tmp_path.rglob("*"))
     assert "give --labels TABLE.csv" in refused("serve", own_digits, "--port", "0")

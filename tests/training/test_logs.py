@@ -78,7 +78,7 @@ def test_a_file_that_is_no_log_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match=r"x\.csv is not a log"):
         read_log(tmp_path / "x.csv")
-    with pytest.raises(UserError, match="could not read"):
+    with pytest.raises(UserError, match="there is no file"):
         read_log(tmp_path / "missing.csv")
 
 
