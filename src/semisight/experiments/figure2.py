@@ -4,7 +4,7 @@
     semisight reproduce figure2 --run RUN --data IMAGES              results/figure2.png
 
 RUN is a run that learned captions, IMAGES a folder of pictures. Twelve of them are shown, drawn by the seed 0 and not
-chosen by anybody, each with the most probable caption that a beam of five finds. Which captions are good is for the
+chosen by anybody, each with the best caption that a beam of five finds. Which captions are good is for the
 reader to see: nothing is measured here.
 """
 
