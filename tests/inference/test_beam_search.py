@@ -119,6 +119,18 @@ def test_narrow_beams_equal_a_plain_loop(cell: Cell, beam: int, length_power: fl
         assert found.log_prob[b].tolist() == pytest.approx([value for _, value in expected], abs=1e-10)
 
 
+@pytest.mark.parametrize("length_power", [0.0, 0.7, 1.0])
+@torch.no_grad()
+def test_prefixes_that_are_dropped_early_change_nothing(length_power: float) -> None:
+    head, codes = small_head(vocab_size=5), 2 * draw_codes(2, 40)
+    head.words.bias[END] += 1.0  # sentences that end before the others have grown
+    for n_best in (1, 2):
+        found = beam_search(head, codes, beam=3, n_best=n_best, max_words=5, length_power=length_power)
+        for b in range(40):
+            expected = plain_beam(head, codes[:, b], 3, 5, length_power)[:n_best]
+            assert rows_of(found.symbols[b]) == [row for row, _ in expected]
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_batched_decoding_equals_one_image_at_a_time(cell: Cell) -> None:
     head, codes = small_head(cell, vocab_size=8, scale=1.0), draw_codes(5, 17)

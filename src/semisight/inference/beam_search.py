@@ -148,8 +148,9 @@ def mixture_log_prob(
 class _Search:
     """Beam search for some images. Prefixes still growing are rows of a flat list; ended ones cost nothing more.
 
-    A prefix only loses probability by growing: once n_best sentences have ended that are more probable, it is dropped,
-    and so is all that would have taken its place. What is found stays the same (unless length counts).
+    A prefix only loses probability by growing, and is divided by the power of the greatest length at most: once n_best
+    sentences have ended that rank above that, it is dropped, and so is all that would have taken its place, which is
+    less probable at the same length. What is found stays the same.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class _Search:
     ) -> None:
         self.head, self.beam, self.n_best = head, beam, n_best
         self.max_words, self.length_power = max_words, length_power
+        self.longest = (max_words + 1) ** length_power
         self.forbidden = list(forbidden)
         self.inputs = head.inputs()
 
@@ -200,10 +202,11 @@ class _Search:
             symbols = symbols.gather(1, parent[..., None].expand_as(symbols))
             symbols[..., t] = torch.where(grows, words[row, rank], symbols[..., t])
             ended = ended.gather(1, parent) | (symbols[..., t] == END)
-            if not self.length_power:
-                least = log_prob.masked_fill(~ended, -math.inf).topk(self.n_best, 1).values[:, -1:]
-                log_prob = log_prob.masked_fill(~ended & (log_prob <= least), -math.inf)
-                grows = grows & (log_prob > -math.inf)
+            lengths = (symbols != PADDING).sum(-1).clamp_min(1)
+            reached = (log_prob / lengths**self.length_power).masked_fill(~ended, -math.inf)
+            least = reached.topk(self.n_best, 1).values[:, -1:]
+            log_prob = log_prob.masked_fill(~ended & (log_prob / self.longest <= least), -math.inf)
+            grows = grows & (log_prob > -math.inf)
             symbols[log_prob == -math.inf] = PADDING
             image, slot = (grows & ~ended).nonzero(as_tuple=True)
             if len(image) == 0:
