@@ -214,14 +214,27 @@ def test_few_labels_on_every_page(page: str) -> None:
         "Ladder network, convolutional": "ladder-gamma-conv",
         "consistency:": "consistency",
         "its network on the 100": "labelled-alone",
-        "`--encoder deep`": "deep",
-        "the same without the image model": "deep-no-bound",
     }
     found = {row: shown for beginning, row in rows.items() if (shown := shown_on(page, beginning)) is not None}
-    assert len(found) >= 6
+    assert len(found) >= 4
     for row, (numbers, *_) in found.items():
         assert numbers
         assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(numbers))
+
+
+@PAGES
+def test_the_deep_encoder_with_few_labels_on_every_page(page: str) -> None:
+    """The mean over splits; where the line does not say of how many, of the five that were fixed beforehand."""
+    found = results.summaries(results.read(HERE / "results" / "table2.csv"))
+    means = {cell.row: cell for cell in found if cell.N == "10" and cell.metric == "error"}
+    for beginning, row, splits in (
+        ("`--encoder deep`", "deep", 5),
+        ("the same without the image model", "deep-no-bound", 5),
+        ("the same on the 100 labels alone, split 0", "deep-labelled-alone", 1),
+    ):
+        shown = shown_on(page, beginning)
+        assert shown is not None and len(shown[0]) == 1
+        assert len(means[row].seeds) == splits and same(shown[0][0], means[row].mean)
 
 
 @PAGES
@@ -231,6 +244,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "joint on features (": "joint",
         "joint on features, without": "without-bound",
         "show and tell on": "show-and-tell-lite2",
+        "soft attention over": "soft-attention",
     }
     found = {row: shown for beginning, row in captions.items() if (shown := shown_on(page, beginning)) is not None}
     assert len(found) >= 3
