@@ -2,6 +2,7 @@
 rows it is made of."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,13 @@ def shown_on(page: str, beginning: str) -> list[list[str]] | None:
     return [re.findall(r"\d+(?:\.\d+)?", cell) for cell in lines[0].strip("|").split("|")[1:]] if lines else None
 
 
+def lines_of(page: str, rows: Mapping[str, str], least: int) -> list[tuple[str, list[list[str]]]]:
+    """By row of results/, the cells of those of its lines that a page shows: at least so many."""
+    found = [(row, shown) for beginning, row in rows.items() if (shown := shown_on(page, beginning)) is not None]
+    assert len(found) >= least
+    return found
+
+
 @PAGES
 def test_few_labels_on_every_page(page: str) -> None:
     rows = {
@@ -215,9 +223,7 @@ def test_few_labels_on_every_page(page: str) -> None:
         "consistency:": "consistency",
         "its network on the 100": "labelled-alone",
     }
-    found = {row: shown for beginning, row in rows.items() if (shown := shown_on(page, beginning)) is not None}
-    assert len(found) >= 4
-    for row, (numbers, *_) in found.items():
+    for row, (numbers, *_) in lines_of(page, rows, least=4):
         assert numbers
         assert all(same(number, value("table2", row, "10", "error", seed)) for seed, number in enumerate(numbers))
 
@@ -246,9 +252,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "show and tell on": "show-and-tell-lite2",
         "soft attention over": "soft-attention",
     }
-    found = {row: shown for beginning, row in captions.items() if (shown := shown_on(page, beginning)) is not None}
-    assert len(found) >= 3
-    for row, (bleu, cider, perplexity, _) in found.items():
+    for row, (bleu, cider, perplexity, _) in lines_of(page, captions, least=3):
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
             assert same(number, value("table3_photos", f"flickr8k/{row}", "100", metric))
 
