@@ -117,7 +117,7 @@ def photographs(seed: int) -> list[str]:
         assert measured is not None
         error = evaluate_labels(load_run(run), measured).error
     return [
-        f"Photographs: {Path(found[-1]).stem} and {_PER_CLASS} labels of each are enough to tell parts of {names[0]} "
+        f"Photographs: on {Path(found[-1]).stem} with {_PER_CLASS} labels of each, parts of {names[0]} told "
         f"from parts of {names[1]} (photographs of scikit-learn): {1 - error:.0%} of {len(measured)} right."
     ]
 
