@@ -93,6 +93,6 @@ def test_a_pretrained_network_is_shown_at_work(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(demo, "_PARTS", 12)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (line,) = demo.photographs(0)
-    assert "tiny and 2 labels of each" in line and "china" in line and "flower" in line and "scikit-learn" in line
+    assert "tiny with 2 labels of each" in line and "china" in line and "flower" in line and "scikit-learn" in line
     assert int(line.split("%")[0].rsplit(" ", 1)[-1]) >= 60
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "net"]
