@@ -16,10 +16,9 @@ from benchmarks.speed import square_product
 from benchmarks.timing import interleave
 from semisight.data.augment import Augment
 from semisight.model.architecture import Architecture
-from semisight.model.encoders.deep import DeepEncoder, Unit
+from semisight.model.encoders.deep import DeepEncoder, Stage
 from semisight.model.heads.labels import Softmax
 from semisight.model.image_model import ImageModel
-from semisight.model.ops.batch_norm import BatchNorm
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.joint import Joint
 from semisight.objectives.labels import Labels
@@ -65,8 +64,8 @@ class PlainStep:
     def __init__(self, architecture: Architecture, images: Tensor, labels: Tensor) -> None:
         self.network = DeepEncoder(architecture, places=False)
         for part in self.network.modules():
-            if isinstance(part, Unit) and isinstance(part.norm, BatchNorm):
-                part.norm = nn.BatchNorm2d(len(part.norm.weight))  # type: ignore[assignment]
+            if isinstance(part, Stage):
+                part.norms = nn.ModuleList(nn.BatchNorm2d(part.maps) for _ in part.norms)
         self.head = nn.Linear(architecture.code_size, 10)
         parameters = [*self.network.parameters(), *self.head.parameters()]
         self.optimiser = torch.optim.Adam(parameters, lr=1e-3, fused=True)

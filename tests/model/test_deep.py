@@ -188,11 +188,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_last_bit(optimiser: st
     run(tmp_path / "a", 6, resume=True, **settings)
     run(tmp_path / "b", 6, **settings)
     one, two = (read_checkpoint(tmp_path / name / "checkpoints" / "newest.safetensors") for name in "ab")
-    assert one.tensors.keys() == two.tensors.keys() and any("norm.mean" in name for name in one.part("model"))
+    assert one.tensors.keys() == two.tensors.keys() and any("norms.0.mean" in name for name in one.part("model"))
     for part in one.tensors:
         for name, value in one.part(part).items():
             assert torch.equal(value, two.part(part)[name]), f"{part}:{name}"
-    steps = [value for name, value in one.part("model").items() if name.endswith("norm.steps")]
+    steps = [value for name, value in one.part("model").items() if ".norms." in name and name.endswith(".steps")]
     assert {int(value) for value in steps} == {6}
 
 
@@ -256,11 +256,43 @@ def test_the_weight_of_the_bound_is_in_nats_per_number_of_the_image() -> None:
     assert float(bounds[0]) == 0, "with weight 0 the image model is left out"
 
 
-def test_max_pooling_and_relu_do_not_change_what_the_batch_normalisation_keeps() -> None:
-    """ReLU works in place on the normalised maps; the gradient is that of the plain network."""
-    unit = small_model().encoder.stem  # type: ignore[attr-defined]
-    x = images().requires_grad_()
-    (found,) = torch.autograd.grad(unit(x).square().sum(), x)
-    plain = F.relu(F.batch_norm(unit.conv(x), None, None, unit.norm.weight, unit.norm.bias, training=True, eps=1e-5))
+def test_a_stage_is_the_plain_network_and_so_is_its_gradient() -> None:
+    stage = small_model().encoder.stages[0]  # type: ignore[attr-defined]
+    x = torch.randn(6, stage.first.in_channels, 8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (found,) = torch.autograd.grad(stage(x).square().sum(), x)
+
+    def normalised(maps: torch.Tensor, number: int) -> torch.Tensor:
+        norm = stage.norms[number]
+        return F.gelu(F.batch_norm(maps, None, None, norm.weight, norm.bias, training=True, eps=1e-5))
+
+    plain = normalised(F.conv2d(normalised(F.max_pool2d(stage.first(x), 2), 0), stage.second.weight, padding=1), 1)
     (wanted,) = torch.autograd.grad(plain.square().sum(), x)
     torch.testing.assert_close(found, wanted)
+
+
+def test_the_stem_starts_by_whitening_patches_and_blows_up_no_direction_without_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    grey = torch.rand(40, 1, 20, 20, generator=generator)
+    x = torch.cat([grey, 0.5 * grey, 0.2 * grey + 0.1 * torch.rand(40, 1, 20, 20, generator=generator)], 1)
+    model = ImageModel.deep(suggest_architecture((3, 20, 20), "norm-relu"))
+    model.start_from(x)
+    stem = model.encoder.stem  # type: ignore[attr-defined]
+    filters = stem.weight.detach()
+    torch.testing.assert_close(filters[:12], -filters[12:24])
+    scaled = (x - x.mean(0)) / (x - x.mean(0)).square().mean().sqrt()
+    maps = F.conv2d(scaled, filters[:12], stride=2).transpose(0, 1).flatten(1)
+    covariance = maps @ maps.T / maps.shape[1]
+    torch.testing.assert_close(covariance - covariance.diag().diag(), torch.zeros(12, 12), atol=1e-4, rtol=0)
+    torch.testing.assert_close(covariance.diag()[:8], torch.ones(8), atol=0.05, rtol=0)
+    assert float(covariance.diag()[8:].max()) < 1e-3, "the first two channels are one: four directions say nothing"
+    assert float(filters.abs().max()) < 40
+
+
+def test_convolutions_start_as_the_identity_as_far_as_there_are_maps_below() -> None:
+    stage = small_model().encoder.stages[0]  # type: ignore[attr-defined]
+    x = torch.randn(2, stage.first.in_channels, 6, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(stage.first(x)[:, : x.shape[1]], x)
+    maps = torch.randn(2, stage.maps, 6, 6, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(stage.second(maps), maps)
+    if stage.maps > x.shape[1]:
+        assert float(stage.first(x)[:, x.shape[1] :].detach().std()) > 0.1

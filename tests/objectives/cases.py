@@ -88,6 +88,7 @@ def deep_encoder(generator: torch.Generator) -> DeepEncoder:
     """With running statistics: batch normalisation itself makes images depend on each other (test_deep.py)."""
     encoder = DeepEncoder(TINY, generator, width=0.2)
     encoder.start_from(IMAGES.mean(0)[..., None], IMAGES.var())
+    encoder.start_from_images(IMAGES)
     encoder.code(batch_last(IMAGES), torch.zeros(()))
     settle(encoder)
     maps = TINY.code_shape[0]

@@ -79,6 +79,7 @@ class LabelRow:
     epochs       None: as long as there is time, or as many steps as are asked for
     layers       None: as suits the size of the images
     deep         the deep encoder with its recipe (runs/deep.py); of `consistency` only pseudo-labels and bound count
+    width        of the deep encoder: times so many maps
     smoothing    of the given labels
     threshold    of pseudo-labels
     balanced     Bayesian SVM: an image's own class weighs as much as all others together
@@ -101,6 +102,7 @@ class LabelRow:
     epochs: int | None = 25
     layers: tuple[Layer, ...] | None = None
     deep: bool = False
+    width: float = 1.0
     smoothing: float = 0.0
     threshold: float | None = 0.95
     weight_decay: float = 0.0
@@ -160,7 +162,7 @@ def image_model(row: LabelRow, images: ImageSet, seed: int) -> ImageModel:
         else Architecture(images.shape, row.layers, row.nonlinearity)
     )
     if row.deep:
-        model = ImageModel.deep(architecture, seed, places=row.pooling != "max", bf16=bf16_pays())
+        model = ImageModel.deep(architecture, seed, row.width, places=row.pooling != "max", bf16=bf16_pays())
     else:
         model = ImageModel.of(architecture, row.pooling, seed, reach=row.reach)
     model.start_from(images.batch(torch.arange(min(len(images), START_IMAGES))))

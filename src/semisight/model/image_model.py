@@ -10,7 +10,16 @@ from semisight.model.decoder import Decoder
 from semisight.model.encoders.deep import DeepEncoder
 from semisight.model.encoders.paper import PaperEncoder, Pooling
 from semisight.model.ops.pooling import FAST, Operators
-from semisight.model.posterior import Encoder, Noise, Posterior, batch_first, batch_last, flat_code, maps_of_code
+from semisight.model.posterior import (
+    Encoder,
+    Noise,
+    Posterior,
+    StartsFromImages,
+    batch_first,
+    batch_last,
+    flat_code,
+    maps_of_code,
+)
 
 
 class ImageModel(nn.Module):
@@ -114,6 +123,8 @@ class ImageModel(nn.Module):
         variance = (images - mean[..., 0]).square().mean().clamp_min(1e-4)
         self.decoder.start_from(mean, variance)
         self.encoder.start_from(mean, variance)
+        if isinstance(self.encoder, StartsFromImages):
+            self.encoder.start_from_images(images)
 
     def encode(self, images: Tensor, generator: torch.Generator) -> Posterior:
         """One draw from q(s, z | X) for images [B, C, H, W]."""

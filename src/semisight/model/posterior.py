@@ -98,6 +98,15 @@ class CodeAlone(Protocol):
         ...
 
 
+@runtime_checkable
+class StartsFromImages(Protocol):
+    """What an encoder may have beside, where its start depends on more than mean and variance."""
+
+    def start_from_images(self, images: Tensor) -> None:
+        """Shown training images [N, C, H, W] after `start_from`."""
+        ...
+
+
 class NetworkEncoder(nn.Module):
     """Any network of images [B, C, H, W] as an encoder without places: q(s | X) = N(mu, sigma^2).
 
