@@ -251,6 +251,8 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "joint on features, without": "without-bound",
         "show and tell on": "show-and-tell-lite2",
         "soft attention over": "soft-attention",
+        "hard attention over": "hard-attention",
+        "attributes:": "attributes",
     }
     for row, (bleu, cider, perplexity, _) in lines_of(page, captions, least=3):
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
