@@ -55,6 +55,13 @@ def test_real_steps_are_timed_and_leave_the_objective_as_it_was() -> None:
     assert len(of.sets.train) == 300 and of.sets.train.images.untyped_storage().nbytes() == 1
 
 
+@pytest.mark.parametrize("n_labelled", [20, 1200])
+def test_the_deep_encoder_with_any_number_of_labels(n_labelled: int) -> None:
+    """Noise answers what the recipe asks of the labelled images, too: which symmetries they have."""
+    found = expected_time(recipe(1500, 8, n_labelled=n_labelled, encoder="deep"))
+    assert found is not None and found.seconds_per_step > 0
+
+
 def test_a_coarse_clock_never_gives_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_seconds", lambda of, index, n: 0.02)  # as long for four images as for sixteen
     found = expected_time(recipe(640, 8, batch_size=64, epochs=1))

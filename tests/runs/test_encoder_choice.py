@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from semisight.data import feature_cache
+from semisight.data.columns import LabelColumn
 from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
+from semisight.model.encoders.deep import DeepEncoder
 from semisight.runs import encoder_choice, references, time_plan
 from semisight.runs import train as train_module
 from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
 from semisight.runs.expected_time import Expected
 from semisight.runs.images import Sets, sets_of
 from semisight.runs.labels import batch_defaults, most_images
+from semisight.runs.recipe import Recipe
 from semisight.runs.references import ON_HOG, ON_PIXELS, Way, read_ways
 from semisight.runs.run import load_run
 from semisight.runs.settings import Settings, resolve
@@ -62,12 +65,12 @@ def settings(source: object, **given: object) -> Settings:
 def scratch_says(error: float):  # type: ignore[no-untyped-def]
     """In the place of trainings from pixels: so many of the labels wrong."""
 
-    def judged(how: Settings, pixels: object, said: CrossValidated, *rest: object) -> tuple[Settings, CrossValidated]:
+    def judged(how: Settings, pixels: object, said: CrossValidated, *rest: object) -> CrossValidated:
         n = len(said.labels)
         decisions = torch.nn.functional.one_hot(said.labels, said.decisions.shape[1]).float()
         for i in range(round(error * n)):
             decisions[i] = decisions[i].roll(1)
-        return how, CrossValidated(said.index, decisions, said.labels)
+        return CrossValidated(said.index, decisions, said.labels)
 
     return judged
 
@@ -122,7 +125,7 @@ def test_where_pixels_were_not_tried_a_better_reference_on_them_is_told(
         decision = choose_encoder(settings(colours, valid_fraction=0.0, max_minutes=1.0), lambda line: None)
         said = " ".join(decision.lines)
         assert decision.on_features and "No time was left to try pixels" in said
-        assert ("Logistic regression on HOG is better" in said and "--encoder scratch" in said) == told
+        assert ("Logistic regression on HOG is better" in said and "--encoder deep" in said) == told
 
 
 def test_the_time_of_features_counts_that_other_work_has_the_processor(
@@ -272,6 +275,57 @@ def test_size_and_batches_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted(9.0)[0] == 48 and 96 <= fitted(9.0)[1] < 288
     assert fitted(0.5) == (32, 96)
     assert fitted(0.5, size=64)[0] == 64 and fitted(0.5, max_epochs=3) == (None, 0)
+
+
+def test_the_deep_encoder_has_half_of_its_maps_before_images_or_batches_get_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seconds of a step in proportion to images, pixels and the square of the width."""
+
+    def expected(recipe: Recipe) -> Expected:
+        model = recipe.objective.model
+        assert isinstance(model.encoder, DeepEncoder)
+        work = recipe.config.batch_size * model.architecture.n_pixels * model.encoder.width**2
+        return Expected(4000, 2e-6 * work, 10)
+
+    monkeypatch.setattr(time_plan, "expected_time", expected)
+    labels = torch.where(torch.arange(3000) < 100, torch.arange(3000) % 10, -1)
+    images = ImageSet(torch.empty(3000, 1, 0, 0, dtype=torch.uint8), tuple(map(str, range(3000))))
+    sets = Sets(images.with_labels(labels, tuple("abcdefghij")), None)
+
+    def fitted(minutes: float, **given: object) -> tuple[float, int | None, int]:
+        how = fitted_to(resolve({"source": "x", "encoder": "deep", **given}), sets, minutes, (3, 200, 200))
+        return how.model.width, how.data.size, how.train.batch_size if "batch_size" in how.chosen else 0
+
+    batch = batch_defaults(resolve({"source": "x", "encoder": "deep"}), 100, 2900)["batch_size"]
+    whole = 2e-6 * batch * 3 * 64 * 64 * 1000 / 60  # minutes of a thousand steps with all maps at 64 pixels
+    assert fitted(1.1 * whole) == (1.0, 64, 0)
+    assert fitted(0.3 * whole) == (0.5, 64, 0)
+    assert fitted(0.15 * whole)[:2] == (0.5, 64) and 96 <= fitted(0.15 * whole)[2] < batch
+    assert fitted(0.05 * whole)[1] == 48 and fitted(0.01 * whole) == (0.5, 32, 96)
+    assert fitted(0.05 * whole, width=2.0)[0] == 2.0
+
+
+def test_pixels_that_were_tried_small_are_learned_in_the_size_that_fits_the_rest_of_the_time(
+    colours: Path, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistaken(colours)
+    tried: list[Settings] = []
+
+    def small(how: Settings, pixels: object, minutes: float) -> Settings:
+        tried.append(how)
+        return dataclasses.replace(how.replace({"batch_size": 7, "width": 0.5}), chosen=how.chosen | {"batch_size"})
+
+    monkeypatch.setattr(encoder_choice, "fitted_to", small)
+    monkeypatch.setattr(encoder_choice, "_fold", lambda how, sets, column, aside, minutes: scratch_fold(column, aside))
+    decision = choose_encoder(settings(colours, valid_fraction=0.0, max_minutes=10.0), lambda line: None)
+    assert tried and tried[0].model.encoder == decision.settings.model.encoder == "deep"
+    assert "batch_size" not in decision.settings.chosen and decision.settings.model.width == 1.0
+
+
+def scratch_fold(column: LabelColumn, aside: torch.Tensor) -> CrossValidated:
+    labels = column.values[aside]
+    return CrossValidated(aside, torch.nn.functional.one_hot(labels, len(column.class_names)).float(), labels)
 
 
 @pytest.mark.parametrize(("n", "more", "taken"), [(90, 3, True), (90, 30, False), (20, 1, False), (20, -1, True)])

@@ -19,7 +19,7 @@ from semisight.runs.settings import Settings
 # Images of the batches that are timed: two sizes, because a step costs something even without images.
 _BATCHES, _BATCHES_OF_LARGE, _LARGE = (4, 16), (1, 4), 64 * 64
 _TIMED = 2  # steps of each, after one that is not; the fastest counts
-_DIFFERENT, _AT_ONCE = 16, 256  # images of noise; at most so many are needed to start a model
+_DIFFERENT, _AT_ONCE = 16, 600  # images of noise; at most so many start a model, or say which symmetries there are
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.runs.encoder_choice import Planned, judging_minutes, planned
+from semisight.runs.encoder_choice import Planned, from_pixels, judging_minutes, planned
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
 from semisight.runs.images import (
     BUILTIN,
@@ -356,7 +356,7 @@ def _plan(
             return None, None, Planned("features", judging_minutes(images, 1)), shape
         whole = Sets(images, None)
         minutes = training_minutes(settings, len(images))
-        pixels = settings if data.captions or data.tags else settings.replace({"backbone": None})
+        pixels = settings if data.captions or data.tags else from_pixels(settings.replace({"backbone": None}), images)
         fitted = pixels if minutes is None else fitted_to(pixels, whole, minutes, shape)
         if fitted.data.size is not None:
             shape = (shape[0], fitted.data.size, fitted.data.size)

@@ -203,9 +203,9 @@ class ModelSettings:
 
     encoder: EncoderName = setting(
         default="auto",
-        help="What the code of an image is made from: features of a pretrained network, pixels (scratch: layers as the "
-        "paper's, deep: 3x3 convolutions with batch normalisation; the network learns all by itself), or auto: tries "
-        "what fits the time and takes what cross-validation on the given labels says.",
+        help="What the code of an image is made from: features of a pretrained network, pixels (deep: 3x3 convolutions "
+        "with batch normalisation, scratch: layers as the paper's; the network learns all by itself), or auto: tries "
+        "features and deep as far as there is time, and takes what cross-validation on the given labels says.",
         panel=_MODEL,
         shown="auto with labels, unless options speak of pixels; else scratch",
     )
@@ -219,7 +219,13 @@ class ModelSettings:
     layers: tuple[Any, ...] | None = setting(
         default=None, help="Layers one by one: [{maps: 32, kernel: 5, pool: 2}, ...]."
     )
-    width: float = setting(default=1.0, help="Times so many maps in every layer of the deep encoder.", gt=0, le=64)
+    width: float = setting(
+        default=1.0,
+        help="Times so many maps in every layer of the deep encoder.",
+        gt=0,
+        le=64,
+        shown="1, or 0.5 where the time is short",
+    )
     nonlinearity: Nonlinearity = setting(
         default="none", help="After pooling, in the encoder.", panel=_MODEL, shown="none; with targets: norm-relu"
     )
