@@ -76,7 +76,8 @@ def train_run(
         for line in decision.lines:
             say(line)
         if not decision.on_features and kind_of(settings.data.source) is SourceKind.PICTURES:
-            settings = fitted_to(settings, None, training_minutes(settings, 0) or math.inf)
+            spent = (time.monotonic() - started) / 60
+            settings = fitted_to(settings, None, training_minutes(settings, 0, spent) or math.inf)
     judged = decision.judged
     sets = judged.sets if judged is not None else sets_of(settings.data, settings.train.seed, progress)
     on_features = decision.on_features and list(sets.train.columns) == [LABELS]
