@@ -343,6 +343,26 @@ def test_pixels_are_taken_unless_features_are_clearly_better(n: int, more: int, 
     assert encoder_choice._preferred(pixels, features) == taken
 
 
+def test_the_size_of_a_folders_images_fits_what_the_choice_left_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").mkdir()
+    how = settings(tmp_path / "photos", labels="labels.csv", max_minutes=10.0)
+    now, given = time.monotonic(), []
+    decided = encoder_choice.Decision(encoder_choice.resolved(how, encoder_choice.FROM_PIXELS))
+    monkeypatch.setattr(train_module, "choose_encoder", lambda *arguments: decided)
+    monkeypatch.setattr(train_module.time, "monotonic", iter([now, *[now + 360] * 1000]).__next__)
+
+    def stop(settings: Settings, pixels: object, minutes: float) -> None:
+        given.append(minutes)
+        raise UserError("stop here")
+
+    monkeypatch.setattr(train_module, "fitted_to", stop)
+    with pytest.raises(UserError, match="stop here"):
+        train_run(how, tmp_path / "run", resume=False, overwrite=False, say=lambda line: None)
+    assert 3.5 < given[0] < 4.0
+
+
 def test_what_the_choice_took_is_taken_off_once(
     colours: Path, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
