@@ -277,12 +277,29 @@ def test_shares_of_labels(beginning: str, row: str) -> None:
 
 def test_the_deep_encoder_on_cifar_10() -> None:
     shown = re.search(
-        r"60 epochs, 73 minutes by the clock on a shared machine, seed 0\): ([\d.]+), on validation images ([\d.]+);",
-        README,
+        r"11 epochs, (\d+) and (\d+) minutes of a shared core, seed 0\): ([\d.]+), on validation images ([\d.]+); "
+        r"without the image model ([\d.]+) and ([\d.]+)\.",
+        " ".join(README.split()),
     )
     assert shown is not None
-    for number, metric in zip(shown.groups(), ("error", "valid_error"), strict=True):
-        assert same(number, value("table1", "cifar-10/deep", "45000", metric))
+    minutes, numbers = shown.groups()[:2], shown.groups()[2:]
+    rows = ("cifar-10/deep", "cifar-10/deep-no-bound")
+    cells = [(row, metric) for row in rows for metric in ("error", "valid_error")]
+    for number, (row, metric) in zip(numbers, cells, strict=True):
+        assert same(number, value("table1", row, "45000", metric))
+    found = results.read(HERE / "results" / "table1.csv")
+    for said, name in zip(minutes, rows, strict=True):
+        assert {round(row.minutes) for row in found if row.row == name} == {int(said)}
+
+
+def test_the_deep_encoder_on_cifar_10_on_the_first_page() -> None:
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    shown = re.search(
+        r"CIFAR-10 with all labels.*one seed: ([\d.]+), without the image model ([\d.]+); the paper 8.19", page
+    )
+    assert shown is not None
+    for number, row in zip(shown.groups(), ("cifar-10/deep", "cifar-10/deep-no-bound"), strict=True):
+        assert same(number, value("table1", row, "45000", "error"))
 
 
 def test_thirty_images_of_each_class() -> None:

@@ -62,7 +62,7 @@ STEPS = 600  # of every row
 VALIDATIONS = 6
 
 # Of validation images at 10 %, after 300 steps: softmax 32.9, balanced SVM 28.3 right. The deep encoder with its recipe
-# (runs/deep.py), after 400: 23.9 and 27.2, and 20.9 with an SVM that is not balanced.
+# (runs/deep.py) and the network it had before, after 400: 23.9 and 27.2, and 20.9 with an SVM that is not balanced.
 OURS = replace(CONSISTENCY, beside=64, epochs=None, on_set={"small": {"layers": LAYERS}})
 SETTINGS: Mapping[str, LabelRow] = {
     "bsvm": replace(OURS, softmax=False, balanced=True),
