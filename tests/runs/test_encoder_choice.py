@@ -15,7 +15,15 @@ from semisight.errors import UserError
 from semisight.model.encoders.deep import DeepEncoder
 from semisight.runs import encoder_choice, references, time_plan
 from semisight.runs import train as train_module
-from semisight.runs.encoder_choice import SCRATCH, affordable, asked, by_hand, choose_encoder
+from semisight.runs.encoder_choice import (
+    SCRATCH,
+    affordable,
+    asked,
+    by_hand,
+    choose_encoder,
+    from_pixels,
+    planned,
+)
 from semisight.runs.expected_time import Expected
 from semisight.runs.images import Sets, sets_of
 from semisight.runs.labels import batch_defaults, most_images
@@ -79,16 +87,33 @@ def test_what_was_given_decides_before_anything_is_tried(tmp_path: Path, colours
     (tmp_path / "photos").mkdir()
     assert asked(settings(colours)) == "auto"
     assert asked(settings(colours, max_minutes=3.0, labels_per_class=2, seed=4, device="cpu")) == "auto"
-    for name, value in {"max_epochs": 3, "size": 8, "batch_size": 4, "head": "svm", "pooling": "max"}.items():
+    given = {"max_epochs": 3, "max_steps": 3, "head": "svm", "pooling": "max", "size": 8, "batch_size": 4, "width": 0.5}
+    for name, value in given.items():
         assert by_hand(settings(colours, **{name: value})) == [name]
-        assert asked(settings(colours, **{name: value})) == "scratch"
+        from_pixels = "deep" if name in ("size", "batch_size", "width") else "scratch"
+        assert asked(settings(colours, **{name: value})) == from_pixels
         assert asked(settings(colours, encoder="auto", **{name: value})) == "auto"  # asked for by name
+    assert asked(settings(colours, size=8, max_epochs=3)) == asked(settings(colours, size=8, head="svm")) == "scratch"
     assert asked(settings(colours, use_labels=False)) == "scratch"
     assert asked(settings(colours, backbone="lite0")) == asked(settings(colours, encoder="features")) == "features"
     assert asked(settings(tmp_path / "photos")) == "scratch"  # no labels
     assert asked(settings(tmp_path / "photos", labels="labels.csv")) == "auto"
     with pytest.raises(UserError, match="leave one out"):
         asked(settings(colours, backbone="lite0", encoder="scratch"))
+
+
+def test_a_size_given_by_hand_leaves_the_deep_encoder_to_labels(tmp_path: Path, colours: Path) -> None:
+    """And to nothing else; what is planned is what is done."""
+    how = settings(colours, batch_size=30)
+    labelled = sets_of(how.data, 0).train
+    assert from_pixels(how, labelled).model.encoder == choose_encoder(how, print).settings.model.encoder == "deep"
+    assert planned(how, labelled, 1.0).encoder == "deep"
+    arrays = tmp_path / "images.npz"
+    np.savez(arrays, images=np.load(colours)["images"])
+    how = settings(arrays, batch_size=30)
+    alone = sets_of(how.data, 0).train
+    assert from_pixels(how, alone).model.encoder == "auto"
+    assert planned(how, alone, 1.0).encoder == choose_encoder(how, print).settings.model.encoder == "scratch"
 
 
 @pytest.mark.parametrize(("error", "taken"), [(0.0, "scratch"), (0.9, "features")])

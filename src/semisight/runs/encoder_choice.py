@@ -39,7 +39,7 @@ from semisight.runs.pixels import pixels_at
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import ON_HOG, ON_PIXELS, Way, few_enough, on_pixels, side_for
 from semisight.runs.settings import DataSettings, Settings
-from semisight.runs.time_plan import fitted_to, minutes_of, with_their_labels
+from semisight.runs.time_plan import fitted_to, minutes_of, timed, with_their_labels
 from semisight.setting import fields
 from semisight.training.soft_em import CrossValidated, in_order, label_folds
 
@@ -64,6 +64,9 @@ _COMMON = frozenset(
         *("encoder", "seed", "max_minutes", "device", "threads", "progress", "tensorboard", "processes"),
     )
 )
+# Of these, the ones that leave open which layers learn; what counts steps or epochs does not, since a step of the deep
+# encoder takes several times as long.
+_ANY_LAYERS = frozenset(("size", "channels", "width", "batch_size", "learning_rate", "smoothing"))
 
 Say = Callable[[str], None]
 
@@ -116,9 +119,12 @@ def asked(settings: Settings) -> str:
         return encoder
     others = data.tags is not None or data.captions is not None or data.images_from is not None or not data.use_labels
     unlabelled = kind_of(data.source) is Kind.PICTURES and data.labels is None and not data.class_per_folder
-    if others or unlabelled or ("encoder" not in settings.chosen and by_hand(settings)):
+    if others or unlabelled:
         return "scratch"
-    return "auto"
+    given = set() if "encoder" in settings.chosen else set(by_hand(settings))
+    if not given:
+        return "auto"
+    return FROM_PIXELS if given <= _ANY_LAYERS and timed(settings) else "scratch"
 
 
 def resolved(settings: Settings, encoder: str, **changes: Any) -> Settings:
@@ -129,7 +135,7 @@ def resolved(settings: Settings, encoder: str, **changes: Any) -> Settings:
 
 def from_pixels(settings: Settings, images: ImageSet) -> Settings:
     """As pixels would be learned from, if they were taken."""
-    if asked(settings) == "auto" and LABELS in images.columns:
+    if asked(settings) in ("auto", FROM_PIXELS) and LABELS in images.columns:
         return resolved(settings, FROM_PIXELS)
     return settings
 
@@ -227,7 +233,7 @@ def planned(settings: Settings, images: ImageSet, training: float | None) -> Pla
     """For images with what they carry, those of a folder without pixels; `training`: minutes of one from pixels."""
     data, how, minutes = settings.data, asked(settings), minutes_of(settings)
     whole = training if training is not None else minutes
-    if how == "auto" and LABELS not in images.columns:
+    if settings.model.encoder == "auto" and how in ("auto", FROM_PIXELS) and LABELS not in images.columns:
         how = "scratch"
     found = networks()
     if how == "auto" and not found:
@@ -291,6 +297,8 @@ def choose_encoder(settings: Settings, say: Say, progress: Progress | None = Non
                 f"note: {given[0]} speaks of learning from pixels, and so it is done; --encoder auto also tries "
                 "pretrained features."
             )
+        if how == FROM_PIXELS and settings.model.encoder == "auto" and not _only_labels_in(settings):
+            how = "scratch"
         return Decision(resolved(settings, how), lines=tuple(lines))
     pixels = None if kind_of(settings.data.source) is Kind.PICTURES else sets_of(settings.data, settings.train.seed)
     if pixels is not None and not _only_labels(pixels):
@@ -304,6 +312,11 @@ def choose_encoder(settings: Settings, say: Say, progress: Progress | None = Non
 
 def _has_labels(data: DataSettings) -> bool:
     return data.use_labels and data.tags is None and data.captions is None and data.images_from is None
+
+
+def _only_labels_in(settings: Settings) -> bool:
+    """Whether the source carries labels and nothing else; a folder's come from a file or its subfolders."""
+    return kind_of(settings.data.source) is Kind.PICTURES or _only_labels(sets_of(settings.data, settings.train.seed))
 
 
 def _only_labels(sets: Sets) -> bool:

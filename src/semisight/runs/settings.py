@@ -207,7 +207,7 @@ class ModelSettings:
         "with batch normalisation, scratch: layers as the paper's; the network learns all by itself), or auto: tries "
         "features and deep as far as there is time, and takes what cross-validation on the given labels says.",
         panel=_MODEL,
-        shown="auto with labels, unless options speak of pixels; else scratch",
+        shown="auto with labels; with options of pixels deep, with those of layers, steps or epochs scratch",
     )
     preset: str | None = setting(
         default=None,
