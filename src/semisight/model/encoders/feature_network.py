@@ -4,6 +4,9 @@
     z     ~ q(z | X), C = E_q[U_z]                         as the paper's (5), (6), where X is a grid; else C = U
     mu, log sigma = W2 gelu(C) + W3 mean over places of X  the second term is linear: with few images it carries most
 
+A code may keep the places of a grid (`place_architecture`): then all of this is done at each place by itself, with X
+there in the mean's place and no z, and a caption head looks at the places one by one (heads/captions.py).
+
 Dropout before every matrix, in training alone. What is learned on features by gradient (captions, tags, and labels
 beside them) has this encoder; labels alone have a closed form (features.py).
 """
@@ -48,11 +51,14 @@ class FeatureNetwork(nn.Module):
         super().__init__()
         generator = generator or torch.Generator().manual_seed(0)
         below = architecture.layers[:-1]
-        if len(below) > 1 or any(layer.kernel != 1 for layer in below) or architecture.code_shape[1:] != (1, 1):
+        self.keeps_places = architecture.code_shape[1:] != (1, 1)
+        if self.keeps_places and architecture.code_shape[1:] != architecture.image_shape[1:]:
+            raise UserError("the code of a network of features is flat, or has the places of its grid.")
+        if len(below) > (0 if self.keeps_places else 1) or any(layer.kernel != 1 for layer in below):
             raise UserError("a network of features has at most one pooled layer, of 1 x 1 filters, below a flat code.")
         self.architecture, self.operators, self.hidden_size = architecture, operators, hidden_size
         self.has_places, self.code_shape = bool(below), architecture.code_shape
-        channels, n_code = architecture.image_shape[0], architecture.code_size
+        channels, n_code = architecture.image_shape[0], self.code_shape[0]
         maps = below[0].maps if below else hidden_size
         n_blocks = architecture.shapes[0].pooled[0] * architecture.shapes[0].pooled[1] if below else 1
         self.register_buffer("centre", torch.zeros(*architecture.image_shape, 1))
@@ -97,8 +103,11 @@ class FeatureNetwork(nn.Module):
         return split.reshape(p * p, -1, height // p, width // p, n)
 
     def _moments(self, scaled: Tensor, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.dropout(F.gelu(pooled.flatten(0, 2).T))  # [B, K h w]
-        maps = (self.top(hidden) + self.direct(scaled.mean((1, 2)).T)).T  # [2 J, B]
+        if self.keeps_places:
+            pooled, seen = pooled.flatten(1), scaled.flatten(1)  # [K, h w B], [C, h w B]
+        else:
+            pooled, seen = pooled.flatten(0, 2), scaled.mean((1, 2))  # [K h w, B], [C, B]
+        maps = (self.top(self.dropout(F.gelu(pooled.T))) + self.direct(seen.T)).T
         mu, log_sigma = maps.reshape(2, *self.code_shape, -1)
         return mu, log_sigma
 
@@ -120,3 +129,8 @@ def grid_architecture(feature_shape: tuple[int, int, int], code_size: int) -> Ar
         raise UserError(f"a grid of features is square, not {height} x {width}.")
     pool = next(p for p in range(2, height + 1) if height % p == 0)
     return Architecture(feature_shape, (Layer(GRID_MAPS, 1, pool), Layer(code_size, height // pool)))
+
+
+def place_architecture(feature_shape: tuple[int, int, int], maps: int) -> Architecture:
+    """The decoder's layer for features [C, h, w] whose code keeps their places: the same linear map at each."""
+    return Architecture(feature_shape, (Layer(maps, 1),))

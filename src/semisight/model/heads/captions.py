@@ -7,6 +7,14 @@
     y_t | y_<t, s ~ softmax(V h_t)                              until y_T is the end symbol
 
 With `code_at_every_step`, beyond the paper, h_t = H([w_{t-1}, s], h_{t-1}): nothing of the image has to be remembered.
+Where the code has places (s_i, i = 1..L, as of a grid of features), every word looks at them; also beyond the paper:
+
+    alpha_t = softmax_i (W_q h_t . W_k s_i)         which places the next word is about
+    y_t     ~ softmax(V tanh(W_l [h_t, sum_i alpha_ti s_i]))
+
+and s above is their mean. The look follows the recurrent step instead of preceding it (Lu et al., "Knowing when to
+look", 2017): all words of a caption look at once, and none waits for the one before.
+
 Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
 
 All three maps have biases, started at zero, as the paper's "omitted for simplicity" implies. An LSTM carries a second
@@ -29,6 +37,7 @@ from torch.nn.utils.rnn import PackedSequence
 END, PADDING = 0, -1
 Start = Literal["paper", "wide"]
 SMALL = 0.01  # appendix B: non-recurrent weights are uniform in [-0.01, 0.01]
+KEYS = 256  # numbers that a look and a place are compared by
 CODE_START = 0.3  # of a wide start: the deviation of C s for a code of unit variance
 REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98 % of it then lives on at every word
 
@@ -36,15 +45,18 @@ REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98
 @dataclass(frozen=True)
 class State:
     """What a prefix has left behind: h [..., H], an LSTM's c [..., H], and what the code adds to the gates at every
-    step, [..., gates * H], where it does."""
+    step, [..., gates * H], where it does; the places [..., L, K] that words look at, and their keys [..., L, A]."""
 
     h: Tensor
     c: Tensor | None = None
     code: Tensor | None = None
+    places: Tensor | None = None
+    keys: Tensor | None = None
 
     def at(self, index: Tensor) -> "State":
         """The states at positions of the first axis."""
-        return State(*(None if part is None else part[index] for part in (self.h, self.c, self.code)))  # type: ignore[arg-type]
+        parts = (self.h, self.c, self.code, self.places, self.keys)
+        return State(*(None if part is None else part[index] for part in parts))  # type: ignore[arg-type]
 
 
 class CaptionHead(nn.Module):
@@ -58,6 +70,7 @@ class CaptionHead(nn.Module):
         cell: "gru" or "lstm".
         start: how the weights are drawn, "paper" or "wide".
         code_at_every_step: the cell sees the code with every word, not only at the start.
+        places: of the code, K maps of so many; where there are more than one, every word looks at them.
         dropout: of the embedded words and of the states that words are predicted from.
         generator: draws the first weights.
 
@@ -78,6 +91,7 @@ class CaptionHead(nn.Module):
         cell: Literal["gru", "lstm"] = "gru",
         start: Start = "paper",
         code_at_every_step: bool = False,
+        places: int = 1,
         dropout: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -92,14 +106,20 @@ class CaptionHead(nn.Module):
             raise ValueError(f"weights start as in the paper or wide, not {start!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a share of at least 0 and below 1, not {dropout}")
-        self.code = nn.Linear(code_size, hidden_size)  # the paper's C
+        if places < 1 or code_size % places:
+            raise ValueError(f"a code of {code_size} numbers does not divide into {places} places")
+        maps = code_size // places
+        self.code = nn.Linear(maps, hidden_size)  # the paper's C
         self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
         recurrent = nn.GRU if cell == "gru" else nn.LSTM
-        inputs = embedding_size + (code_size if code_at_every_step else 0)
+        inputs = embedding_size + (maps if code_at_every_step else 0)
         self.recurrent: nn.GRU | nn.LSTM = recurrent(inputs, hidden_size)
         self.words = nn.Linear(hidden_size, vocab_size)  # V
         self.dropout = nn.Dropout(dropout)
-        self.cell, self.code_at_every_step = cell, code_at_every_step
+        self.cell, self.code_at_every_step, self.places = cell, code_at_every_step, places
+        if places > 1:
+            self.query, self.key = nn.Linear(hidden_size, KEYS), nn.Linear(maps, KEYS)
+            self.look = nn.Linear(hidden_size + maps, hidden_size)
         self._initialise(generator)
         if start == "wide":
             self._widen(generator)
@@ -125,7 +145,10 @@ class CaptionHead(nn.Module):
         """
         self.embedding.weight.normal_(generator=generator)
         w_ih: Tensor = self.recurrent.all_weights[0][0]
-        for weight, gain in ((w_ih, 1.0), (self.words.weight, 1.0), (self.code.weight, CODE_START)):
+        maps = [(w_ih, 1.0), (self.words.weight, 1.0), (self.code.weight, CODE_START)]
+        if self.places > 1:
+            maps += [(layer.weight, 1.0) for layer in (self.query, self.key, self.look)]
+        for weight, gain in maps:
             weight.normal_(0, gain / weight.shape[1] ** 0.5, generator=generator)
         # the second block: a GRU's update gate (torch: h <- (1 - z) n + z h), an LSTM's forget gate
         self.recurrent.all_weights[0][3].view(-1, self.recurrent.hidden_size)[1] = REMEMBER
@@ -153,17 +176,21 @@ class CaptionHead(nn.Module):
             return table
         rows, lengths = order[:n], lengths[order[:n]]
         first = self.start(s[rows])
-        h, targets = [first.h], [captions[rows, 0]]
-        places = [rows, torch.zeros_like(rows)]
+        h, owners, t = first.h, torch.arange(n, device=s.device), torch.zeros_like(rows)
         if n_longer:
-            some = torch.arange(n_longer, device=s.device)
-            later, t, owners = self._later_words(captions[rows], lengths, first.at(some), s[rows])
-            h, targets = [*h, later], [*targets, captions[rows[owners], t]]
-            places = [torch.cat([places[0], rows[owners]]), torch.cat([places[1], t])]
-        log_p = -F.cross_entropy(self.words(self.dropout(torch.cat(h))), torch.cat(targets), reduction="none")
-        return table.index_put((places[0], places[1]), log_p.to(table))
+            pooled = self._mean_place(s[rows]) if self.code_at_every_step else None
+            later = self._later_words(captions[rows], lengths, first, n_longer, pooled)
+            h, t, owners = (torch.cat(pair) for pair in zip((h, t, owners), later, strict=True))
+        if first.places is not None and first.keys is not None:
+            queries = table.new_zeros(n, captions.shape[1], KEYS).index_put((owners, t), self.query(h).to(table))
+            h = self._with_look(self.dropout(h), attended(queries, first.keys, first.places)[owners, t])
+        rows = rows[owners]
+        log_p = -F.cross_entropy(self.words(self.dropout(h)), captions[rows, t], reduction="none")
+        return table.index_put((rows, t), log_p.to(table))
 
-    def _later_words(self, captions: Tensor, lengths: Tensor, first: State, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _later_words(
+        self, captions: Tensor, lengths: Tensor, first: State, n_longer: int, pooled: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """h_t, t and the row of every symbol after the first, in order of t: [M, H], [M], [M]."""
         steps = torch.arange(1, captions.shape[1], device=captions.device)
         there = steps[:, None] < lengths  # [T-1, B], each row a run of True: captions are sorted by length
@@ -171,9 +198,10 @@ class CaptionHead(nn.Module):
         batch_sizes = there.sum(1)
         batch_sizes = batch_sizes[batch_sizes > 0].cpu()
         inputs = self.dropout(self.embedding(captions[owners, t]))
-        if self.code_at_every_step:
-            inputs = torch.cat([inputs, s[owners].to(inputs)], 1)
-        state = first.h[None] if first.c is None else (first.h[None], first.c[None])
+        if pooled is not None:
+            inputs = torch.cat([inputs, pooled[owners].to(inputs)], 1)
+        h = first.h[None, :n_longer]
+        state = h if first.c is None else (h, first.c[None, :n_longer])
         outputs, _ = self.recurrent(PackedSequence(inputs, batch_sizes), state)
         return outputs.data, t + 1, owners
 
@@ -181,14 +209,21 @@ class CaptionHead(nn.Module):
 
     def start(self, s: Tensor) -> State:
         """The state before the first word: s [..., J] to h_1 [..., H]."""
-        c = self.code(s)
+        pooled = self._mean_place(s)
+        c = self.code(pooled)
         words = self.embedding.embedding_dim
-        fed = F.linear(s, self.recurrent.all_weights[0][0][:, words:]) if self.code_at_every_step else None
-        return State(torch.tanh(c), None if self.cell == "gru" else c, fed)
+        fed = F.linear(pooled, self.recurrent.all_weights[0][0][:, words:]) if self.code_at_every_step else None
+        places = self._places(s) if self.places > 1 else None
+        keys = None if places is None else self.key(places)
+        return State(torch.tanh(c), None if self.cell == "gru" else c, fed, places, keys)
 
-    def log_words(self, state: Tensor | State) -> Tensor:
+    def log_words(self, state: State) -> Tensor:
         """[..., V]: log p(y_t | y_<t, s) of every symbol."""
-        return self.words(state.h if isinstance(state, State) else state).log_softmax(-1)
+        h = state.h
+        if state.places is not None and state.keys is not None:
+            seen = attended(self.query(h)[..., None, :], state.keys, state.places)
+            h = self._with_look(h, seen.squeeze(-2))
+        return self.words(h).log_softmax(-1)
 
     def step(self, symbols: Tensor, state: State) -> State:
         """The state after one more symbol. `symbols` [...] may have size 1 where `state` [..., H] has more."""
@@ -209,10 +244,25 @@ class CaptionHead(nn.Module):
             x_r, x_z, x_n = inputs.chunk(3, -1)
             h_r, h_z, h_n = recurrent.chunk(3, -1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
-            return State(torch.lerp(torch.tanh(x_n + r * h_n), state.h, z), None, state.code)
+            h = torch.lerp(torch.tanh(x_n + r * h_n), state.h, z)
+            return State(h, None, state.code, state.places, state.keys)
         i, f, g, o = (inputs + recurrent).chunk(4, -1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
-        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code)
+        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code, state.places, state.keys)
+
+    # ---- places ----
+
+    def _places(self, s: Tensor) -> Tensor:
+        """[..., L, K]"""
+        return s.unflatten(-1, (-1, self.places)).transpose(-1, -2)
+
+    def _mean_place(self, s: Tensor) -> Tensor:
+        """[..., K]"""
+        return self._places(s).mean(-2) if self.places > 1 else s
+
+    def _with_look(self, h: Tensor, seen: Tensor) -> Tensor:
+        """What the next word is read from: [..., H]."""
+        return torch.tanh(self.look(torch.cat([h, seen.to(h)], -1)))
 
     @torch.no_grad()
     def predict(self, codes: Tensor, max_words: int = 30) -> Tensor:
@@ -236,6 +286,11 @@ class CaptionHead(nn.Module):
             log_weight = log_weight + log_p.gather(-1, known.expand(len(codes), -1)[..., None]).squeeze(-1)
             state = self.advance(inputs[known], state)
         return torch.stack(chosen, 1)
+
+
+def attended(queries: Tensor, keys: Tensor, places: Tensor) -> Tensor:
+    """[..., T, K]: for every query [..., T, A] the mean of the places [..., L, K] whose keys [..., L, A] are like it."""
+    return (queries @ keys.transpose(-1, -2) * keys.shape[-1] ** -0.5).softmax(-1) @ places
 
 
 def words_per_caption(captions: Tensor) -> Tensor:
