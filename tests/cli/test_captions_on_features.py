@@ -94,8 +94,15 @@ def test_a_grid_and_tags_and_labels_beside_captions(photos: Path, tmp_path: Path
         "4",
         "--no-report",
     )
-    assert load_run(tmp_path / "grid").architecture.image_shape == (CHANNELS, 2, 2)
+    run = load_run(tmp_path / "grid")
+    assert run.architecture.image_shape == (CHANNELS, 2, 2) and run.architecture.code_shape[1:] == (2, 2)
+    assert run.captions.head.places == 4
     assert "0016.jpg" in ok("caption", tmp_path / "grid", photos / "photos" / "home", "--limit", "4")
+    assert "1" in ok("search", tmp_path / "grid", "a dark corner", "-n", "3")
+    ok("report", tmp_path / "grid")
+    beside = ("--backbone", photos / "map.onnx", "--grid", "--tags", photos / "tags.csv")
+    train(photos, tmp_path / "flat", *beside, "--captions", photos / "captions.csv", "--steps", "2", "--no-report")
+    assert load_run(tmp_path / "flat").captions.head.places == 1  # tags are told by the whole code
     tags = ("--tags", photos / "tags.csv", "--captions", photos / "captions.csv", "--labels", photos / "labels.csv")
     train(photos, tmp_path / "all", *tags, "--steps", "4", "--no-report")
     assert set(load_run(tmp_path / "all").readers) == {"labels", "tags", "captions"}

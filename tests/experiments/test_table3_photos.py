@@ -14,7 +14,16 @@ from semisight.experiments.results import read
 from semisight.experiments.table import Request
 from semisight.objectives.step import Batch, Rows
 
-ROWS = ("nearest", "two-step", "joint-grid", "joint-50-images", "without-bound", "hard-attention")
+ROWS = (
+    "nearest",
+    "two-step",
+    "joint-grid",
+    "joint-places",
+    "joint-places-50-images",
+    "joint-50-images",
+    "without-bound",
+    "hard-attention",
+)
 
 
 def test_rows_at_smoke_size_are_added_once(tmp_path: Path) -> None:

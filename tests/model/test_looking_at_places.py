@@ -105,7 +105,7 @@ def test_a_missing_caption_touches_nothing_of_its_image() -> None:
 
 
 def test_the_search_finds_what_enumerating_finds_and_scores_it_exactly() -> None:
-    head, drawn = looking_head(), codes(6).view(3, 2, -1)  # three codes of two images
+    head, drawn = looking_head().requires_grad_(False), codes(6).view(3, 2, -1)  # three codes of two images
     found = beam_search(head, drawn, beam=200, max_words=3)
     every = torch.cartesian_prod(*[torch.arange(1, 4)] * 2)
     sentences = [[END], *([word, END] for word in range(1, 4)), *([*pair, END] for pair in every.tolist())]

@@ -12,10 +12,13 @@ the settings are those of an earlier prototype, not searched here. All numbers a
     two-step              image model alone, then the caption model on its codes         BLEU-4 0.17, perplexity 15.82
     joint                 both together                                                  BLEU-4 0.22, perplexity 15.24
     joint-grid            joint on the 9 x 9 map of features
+    joint-places          joint on that map with a code that keeps its places; every word looks at them
     joint-10, joint-50    joint, from 10 % and 50 % of the images with all their captions, and no others
     joint-10-images, ...  the same captions, the other images uncaptioned
     without-bound         joint without the bound of the images: the captions alone
     without-bound-10, -50 the same from 10 % and 50 % of the images with all their captions, and no others
+    joint-places-10, joint-places-10-images, joint-places-50, ..., without-bound-places
+                          as without `places`
     show-and-tell-lite2, show-and-tell-lite0, soft-attention, hard-attention, attributes, dmsm
                           the other systems of the paper's table (caption_rows.py)
 
@@ -47,7 +50,7 @@ from semisight.inference.captions import CaptionReader, Search, caption_perplexi
 from semisight.inference.search import WordSearch, recall
 from semisight.inference.validation import caption_terms
 from semisight.metrics.captions import score_captions
-from semisight.model.encoders.feature_network import grid_architecture
+from semisight.model.encoders.feature_network import grid_architecture, place_architecture
 from semisight.model.heads.captions import CaptionHead
 from semisight.model.image_model import ImageModel
 from semisight.objectives.captions import Captions, EncodedCaptions
@@ -55,7 +58,7 @@ from semisight.objectives.joint import Joint, Posteriors
 from semisight.objectives.targets import Xi
 from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
-from semisight.runs.captions import ON_FEATURES
+from semisight.runs.captions import ON_FEATURES, looking, places_of
 from semisight.runs.images import sets_of
 from semisight.runs.settings import DataSettings
 from semisight.training.checkpoint import load_parts
@@ -63,8 +66,13 @@ from semisight.training.trainer import Trainer
 
 TABLE = "table3_photos"
 BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", 1, 500, 300
-SHARES = {**JOINT_SHARES, "without-bound-10": 10, "without-bound-50": 50}  # percent
-LEARNED = ("two-step", "joint", "joint-grid", "without-bound", *SHARES)
+SHARES = {
+    **JOINT_SHARES,
+    **{row.replace("joint", "joint-places"): share for row, share in JOINT_SHARES.items()},
+    "without-bound-10": 10,
+    "without-bound-50": 50,
+}  # percent
+LEARNED = ("two-step", "joint", "joint-grid", "joint-places", "without-bound", "without-bound-places", *SHARES)
 ROWS = ("nearest", *LEARNED, *BASELINES)
 HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
 PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
@@ -124,7 +132,7 @@ def run(request: Request) -> list[results.Row]:
         baseline = BASELINES.get(kind)
         key = (
             cell.seed,
-            baseline.grid if baseline else kind == "joint-grid",
+            baseline.grid if baseline else "places" in kind or kind == "joint-grid",
             baseline.backbone if baseline else BACKBONE,
         )
         if key not in kept:
@@ -190,20 +198,26 @@ def learn(
         train, kept = train.subset(kept), kept[kept]
     texts = [texts if keep else () for texts, keep in zip(captions_of(train), kept.tolist(), strict=True)]
     encoded = EncodedCaptions.encode(texts, vocabulary)
-    size = min(PER_BATCH, int(kept.sum()))
+    per_image, size = 1, PER_BATCH
+    looks = "places" in kind
+    if looks:
+        how = looking(float(encoded.counts[encoded.present].float().mean()))
+        per_image, size = how["captions_per_step"], how["batch_size"]
+    size = min(size, int(kept.sum()))
     plan = LabelledAndUnlabelled(
         encoded.present.nonzero().squeeze(1),
         (~encoded.present).nonzero().squeeze(1),
         size * (2 if others else 1),
         size,
     )
-    model = features.build(grid_architecture(train.shape, 8 if of.smoke else features.CODE_SIZE), seed=seed)
+    code_size, layers = 8 if of.smoke else features.CODE_SIZE, place_architecture if looks else grid_architecture
+    model = features.build(layers(train.shape, code_size), seed=seed)
     some = random_order(len(train), seed, Stream.START)[:START_IMAGES].sort().values
     model.start_from(train.batch(some))
     minutes, before, frozen = request.minutes * (1 - REPORT_SHARE), 0.0, kind == "two-step"
     if frozen:
         minutes, before = minutes / 2, learn_images(model, train, of.pick, seed, place, minutes / 2, request)
-    joint = compose(kind, model, encoded, plan, seed, of.smoke)
+    joint = compose(kind, model, encoded, plan, seed, of.smoke, per_image)
     if frozen:
         joint.posteriors = posteriors(model, train)
     parts = joint.parts()
@@ -214,7 +228,7 @@ def learn(
         n_cider = 4 if of.smoke else N_CIDER
         return caption_terms(model, head, vocabulary, of.pick, captions_of(of.pick), cider_images=n_cider)
 
-    steps = steps_for(len(encoded.starts) - 1, size)
+    steps = steps_for(len(encoded.starts) - 1, PER_BATCH if looks else size)
     training = on_features(request, seed, plan, 2 if of.smoke else steps, minutes)
     fitted, earlier = fit(
         Trainer(
@@ -232,7 +246,13 @@ def learn(
 
 
 def compose(
-    kind: str, model: ImageModel, encoded: EncodedCaptions, plan: LabelledAndUnlabelled, seed: int, smoke: bool
+    kind: str,
+    model: ImageModel,
+    encoded: EncodedCaptions,
+    plan: LabelledAndUnlabelled,
+    seed: int,
+    smoke: bool,
+    per_image: int | None = 1,
 ) -> Joint:
     size = 8 if smoke else HIDDEN
     head = CaptionHead(
@@ -242,11 +262,12 @@ def compose(
         embedding_size=size,
         start="wide",
         code_at_every_step=ON_FEATURES["code_at_every_step"],
+        places=places_of(model, "places" in kind),
         dropout=ON_FEATURES["caption_dropout"],
         generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
     )
     frozen = kind == "two-step"
-    target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10))
+    target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10), per_image=per_image)
     rho = {"captions": share_of_batch(encoded.present, plan)}
     return Joint(model, [target], frozen=frozen, with_bound=not kind.startswith("without-bound"), rho=rho)
 

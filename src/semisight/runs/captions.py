@@ -65,6 +65,8 @@ class CaptionKind:
             found |= FEW_CAPTIONS
         if settings.data.on_features:
             found |= ON_FEATURES
+            if settings.data.grid and len(sets.train.columns) == 1:
+                found |= looking(_column(sets).n_captions / max(1, n_known))
         size = settings.train.batch_size if "batch_size" in settings.chosen else found.get("batch_size", 64)
         size = found["batch_size"] = min(size, n_known + n_others)
         per_batch = found["labelled_per_batch"] = min(settings.consistency.labelled_per_batch, max(1, size - 1))
@@ -73,6 +75,8 @@ class CaptionKind:
         wanted, least, between, patience = STEPS, LEAST_EPOCHS, STEPS_TO_VALIDATION, PATIENCE
         if settings.data.on_features:
             captioned = per_batch if is_dealt(n_known, n_known + n_others, per_batch, size) and not frozen else size
+            if found.get("captions_per_step", 1) is None:
+                captioned = round(captioned * _column(sets).n_captions / max(1, n_known))
             wanted = min(max(PASSES * _column(sets).n_captions // captioned, FEATURE_STEPS[0]), FEATURE_STEPS[1])
             least, between, patience = 1, wanted // VALIDATIONS, VALIDATIONS // 2
         if not settings.chosen & {"max_epochs", "max_steps"}:
@@ -87,7 +91,9 @@ class CaptionKind:
         if settings.data.images_from is not None and (value is not None or times != 1):
             raise UserError("two steps have no bound for captions to be balanced against: leave caption_xi out.")
         return Captions(
-            _head(as_dict(how), model.code_size, len(vocabulary), seed),
+            _head(
+                as_dict(how) | {"places": places_of(model, how.look_at_places)}, model.code_size, len(vocabulary), seed
+            ),
             _column(sets).texts,
             vocabulary,
             xi=Xi(value, times, how.caption_xi_warmup),
@@ -110,6 +116,7 @@ class CaptionKind:
                 "cell": head.cell,
                 "start": "paper",  # of weights that are loaded
                 "code_at_every_step": head.code_at_every_step,
+                "places": head.places,
                 "caption_dropout": head.dropout.p,
             },
         }
@@ -138,7 +145,8 @@ class CaptionKind:
 
     def n_weights(self, about: Mapping[str, Any], code_size: int) -> int:
         hidden, embedding = (int(about["settings"][name]) for name in ("hidden_size", "embedding_size"))
-        return (hidden + embedding) * (int(about["vocab_size"]) + 4 * hidden + code_size)
+        maps = code_size // max(1, int(about["settings"].get("places", 1)))
+        return (hidden + embedding) * (int(about["vocab_size"]) + 4 * hidden + maps)
 
     def head(self, about: Mapping[str, Any], code_size: int) -> nn.Module:
         return _head(about["settings"], code_size, int(about["vocab_size"]), 0)
@@ -207,10 +215,23 @@ def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: in
         code_size,
         vocab_size,
         **{name: settings[name] for name in names},
-        code_at_every_step=bool(settings.get("code_at_every_step", False)),  # runs of before 0.4 have neither
+        code_at_every_step=bool(settings.get("code_at_every_step", False)),  # runs of before 0.4 have none of these
+        places=int(settings.get("places", 1)),
         dropout=float(settings.get("caption_dropout", 0.0)),
         generator=generator,
     )
+
+
+def looking(captions_per_image: float) -> dict[str, Any]:
+    """Of captions that look at the places of a grid: an image is encoded once for all its captions."""
+    size = max(1, round(ON_FEATURES["batch_size"] / max(1.0, captions_per_image)))
+    return {"look_at_places": True, "captions_per_step": None, "batch_size": size}
+
+
+def places_of(model: ImageModel, look: bool) -> int:
+    """That a caption looks at."""
+    _, height, width = model.architecture.code_shape
+    return height * width if look else 1
 
 
 def _column(sets: Sets, which: str = "train") -> CaptionColumn:

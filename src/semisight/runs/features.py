@@ -16,7 +16,7 @@ from semisight.data.image_set import ImageSet
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
 from semisight.model.decoder import Decoder
-from semisight.model.encoders.feature_network import FeatureNetwork, grid_architecture
+from semisight.model.encoders.feature_network import FeatureNetwork, grid_architecture, place_architecture
 from semisight.model.image_model import ImageModel
 from semisight.objectives.step import Plan
 from semisight.random import Stream, reseed
@@ -38,7 +38,10 @@ DEFAULTS: dict[str, Any] = {
 def architecture_of(settings: Settings, shape: tuple[int, int, int]) -> Architecture:
     if settings.model.preset is not None:
         raise UserError("a preset has layers for pixels: leave it out with --backbone.")
-    return settings.model.architecture(shape) if settings.model.layers else grid_architecture(shape, CODE_SIZE)
+    if settings.model.layers:
+        return settings.model.architecture(shape)
+    keeps_places = settings.captions.look_at_places and shape[1:] != (1, 1)
+    return place_architecture(shape, CODE_SIZE) if keeps_places else grid_architecture(shape, CODE_SIZE)
 
 
 def build(architecture: Architecture, hidden_size: int = HIDDEN, dropout: float = DROPOUT, seed: int = 0) -> ImageModel:

@@ -336,7 +336,7 @@ def build_model(about: Mapping[str, Any], seed: int = 0, room: int = MOST_WEIGHT
         architecture = Architecture.from_dict(about["architecture"])
         hidden = int(about["features"]["network"]["hidden_size"])
         _check_size(architecture.n_weights, room)
-        _check_size(hidden * (architecture.n_pixels + hidden + architecture.code_size), room)
+        _check_size(hidden * (architecture.image_shape[0] + hidden + 2 * architecture.code_shape[0]), room)
         return build_described(about, seed)
     if "features" in about:
         of = about["features"]

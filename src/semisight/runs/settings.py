@@ -343,6 +343,11 @@ class CaptionSettings:
     code_at_every_step: bool = setting(
         default=False, help="Show the code to the recurrent network at every word, not at the first alone."
     )
+    look_at_places: bool = setting(
+        default=False,
+        help="Where the code has several places, let every word look at them.",
+        shown="with --grid, for captions alone",
+    )
     caption_dropout: float = setting(
         default=0.0, help="Share of numbers left out, in training, of words and hidden units.", ge=0, lt=1
     )

@@ -289,7 +289,7 @@ class CaptionHead(nn.Module):
 
 
 def attended(queries: Tensor, keys: Tensor, places: Tensor) -> Tensor:
-    """[..., T, K]: for every query [..., T, A] the mean of the places [..., L, K] whose keys [..., L, A] are like it."""
+    """[..., T, K]: for every query [..., T, A] the mean of the places [..., L, K], weighed by keys [..., L, A]."""
     return (queries @ keys.transpose(-1, -2) * keys.shape[-1] ** -0.5).softmax(-1) @ places
 
 
