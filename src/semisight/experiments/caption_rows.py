@@ -49,6 +49,7 @@ from semisight.runs import features
 from semisight.runs.captions import FEATURE_STEPS, PASSES, VALIDATIONS
 from semisight.training.checkpoint import load_parts
 from semisight.training.config import TrainConfig
+from semisight.training.devices import bf16_pays
 from semisight.training.trainer import Trainer
 
 BEAM, N_BEST = 5, 20
@@ -81,6 +82,7 @@ def on_features(
         max_steps=steps,
         max_minutes=minutes,
         validate_every=max(1, round(steps / VALIDATIONS / plan.steps_per_epoch)),
+        precision="bf16" if not request.smoke and bf16_pays() else "32",
     )
 
 

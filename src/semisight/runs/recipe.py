@@ -168,6 +168,8 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
                 if (terms := kind.terms(settings, sets, target)) is not None]  # fmt: skip
     config = _with_metric(settings, measured, bool(found))
     log_every = min(config.log_every, max(1, plan.steps_per_epoch * config.validate_every))
+    if on_features and settings.data.captions is not None and _bf16(settings):
+        config = dataclasses.replace(config, precision="bf16")
     config = dataclasses.replace(config, log_every=log_every)  # the curves of a small set get a point for each epoch
     check = _validator(sets.valid, measured, config) if measured or (found and sets.valid is not None) else None
     return Recipe(settings, sets, objective, found, about, config, plan, check)
@@ -181,17 +183,22 @@ def build_model(settings: Settings, architecture: Architecture, train: ImageSet)
     if settings.data.on_features:
         model = features.build(architecture, seed=seed)
     elif settings.model.encoder == "deep":
-        places, long = settings.model.pooling != "max", settings.train.max_steps is None
-        long = long and (settings.train.max_minutes or math.inf) >= _LONG
-        alone = (job_size() or (settings.train.processes,))[0] == 1  # several may find different speeds
-        on_cpu = settings.train.precision == "auto" and choose_device().type == "cpu"
-        bf16 = on_cpu and alone and long and bf16_pays()
-        model = ImageModel.deep(architecture, seed, settings.model.width, places, bf16)
+        places = settings.model.pooling != "max"
+        model = ImageModel.deep(architecture, seed, settings.model.width, places, _bf16(settings))
     else:
         model = ImageModel.of(architecture, settings.model.pooling, seed)
     chosen = random_order(len(train), seed, Stream.START)[:_START_IMAGES].sort().values
     model.start_from(train.batch(chosen))
     return model
+
+
+def _bf16(settings: Settings) -> bool:
+    """Whether to multiply in bfloat16 on this CPU: not where nobody would notice, or each process might differ."""
+    train = settings.train
+    long = train.max_steps is None and (train.max_minutes or math.inf) >= _LONG
+    alone = (job_size() or (train.processes,))[0] == 1
+    on_cpu = train.precision == "auto" and choose_device().type == "cpu"
+    return on_cpu and alone and long and bf16_pays()
 
 
 def plan_of(
