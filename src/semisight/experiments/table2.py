@@ -121,7 +121,7 @@ M2_ROW = NetworkRow(
     ),
     batch_size=300,
     learning_rate=1e-3,
-    epochs=30,
+    epochs=150,
 )
 ROWS = ("tsvm", "m1-tsvm", "m1-m2", *NETWORKS, "xi0-tsvm", *SETTINGS)
 STOPPED_EARLY = ("m1-m2", *NETWORKS, *SETTINGS)

@@ -45,18 +45,45 @@ REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98
 @dataclass(frozen=True)
 class State:
     """What a prefix has left behind: h [..., H], an LSTM's c [..., H], and what the code adds to the gates at every
-    step, [..., gates * H], where it does; the places [..., L, K] that words look at, and their keys [..., L, A]."""
+    step, [..., gates * H], where it does; and the places that its words look at."""
 
     h: Tensor
     c: Tensor | None = None
     code: Tensor | None = None
-    places: Tensor | None = None
-    keys: Tensor | None = None
+    places: "Places | None" = None
 
     def at(self, index: Tensor) -> "State":
         """The states at positions of the first axis."""
-        parts = (self.h, self.c, self.code, self.places, self.keys)
-        return State(*(None if part is None else part[index] for part in parts))  # type: ignore[arg-type]
+        places = None if self.places is None else self.places.at(index)
+        return State(
+            self.h[index], *(None if part is None else part[index] for part in (self.c, self.code)), places=places
+        )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Of codes [B, ...]: the places [B, ..., L, K] and their keys [B, ..., L, A]; and whose row r of the states are,
+    [R], where these are no longer as many: prefixes of one image share its places, which are large."""
+
+    values: Tensor
+    keys: Tensor
+    owner: Tensor | None = None
+
+    def at(self, index: Tensor) -> "Places":
+        return Places(self.values, self.keys, index if self.owner is None else self.owner[index])
+
+    def seen(self, queries: Tensor) -> Tensor:
+        """[R, ..., K] for queries [R, ..., A]."""
+        if self.owner is None:
+            return attended(queries[..., None, :], self.keys, self.values).squeeze(-2)
+        counts = torch.bincount(self.owner, minlength=len(self.keys))
+        order = self.owner.argsort(stable=True)
+        slot = torch.empty_like(order)
+        slot[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.owner[order]]
+        table = queries.new_zeros(len(counts), int(counts.max()), *queries.shape[1:])
+        table[self.owner, slot] = queries
+        found = attended(table.movedim(1, -2), self.keys, self.values)
+        return found.movedim(-2, 1)[self.owner, slot]
 
 
 class CaptionHead(nn.Module):
@@ -181,9 +208,10 @@ class CaptionHead(nn.Module):
             pooled = self._mean_place(s[rows]) if self.code_at_every_step else None
             later = self._later_words(captions[rows], lengths, first, n_longer, pooled)
             h, t, owners = (torch.cat(pair) for pair in zip((h, t, owners), later, strict=True))
-        if first.places is not None and first.keys is not None:
+        if first.places is not None:
             queries = table.new_zeros(n, captions.shape[1], KEYS).index_put((owners, t), self.query(h).to(table))
-            h = self._with_look(self.dropout(h), attended(queries, first.keys, first.places)[owners, t])
+            seen = attended(queries, first.places.keys, first.places.values)[owners, t]
+            h = self._with_look(self.dropout(h), seen)
         rows = rows[owners]
         log_p = -F.cross_entropy(self.words(self.dropout(h)), captions[rows, t], reduction="none")
         return table.index_put((rows, t), log_p.to(table))
@@ -213,16 +241,15 @@ class CaptionHead(nn.Module):
         c = self.code(pooled)
         words = self.embedding.embedding_dim
         fed = F.linear(pooled, self.recurrent.all_weights[0][0][:, words:]) if self.code_at_every_step else None
-        places = self._places(s) if self.places > 1 else None
-        keys = None if places is None else self.key(places)
-        return State(torch.tanh(c), None if self.cell == "gru" else c, fed, places, keys)
+        values = self._places(s) if self.places > 1 else None
+        places = None if values is None else Places(values, self.key(values))
+        return State(torch.tanh(c), None if self.cell == "gru" else c, fed, places)
 
     def log_words(self, state: State) -> Tensor:
         """[..., V]: log p(y_t | y_<t, s) of every symbol."""
         h = state.h
-        if state.places is not None and state.keys is not None:
-            seen = attended(self.query(h)[..., None, :], state.keys, state.places)
-            h = self._with_look(h, seen.squeeze(-2))
+        if state.places is not None:
+            h = self._with_look(h, state.places.seen(self.query(h)))
         return self.words(h).log_softmax(-1)
 
     def step(self, symbols: Tensor, state: State) -> State:
@@ -245,10 +272,10 @@ class CaptionHead(nn.Module):
             h_r, h_z, h_n = recurrent.chunk(3, -1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
             h = torch.lerp(torch.tanh(x_n + r * h_n), state.h, z)
-            return State(h, None, state.code, state.places, state.keys)
+            return State(h, None, state.code, state.places)
         i, f, g, o = (inputs + recurrent).chunk(4, -1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
-        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code, state.places, state.keys)
+        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code, state.places)
 
     # ---- places ----
 
