@@ -54,10 +54,9 @@ class State:
 
     def at(self, index: Tensor) -> "State":
         """The states at positions of the first axis."""
-        places = None if self.places is None else self.places.at(index)
-        return State(
-            self.h[index], *(None if part is None else part[index] for part in (self.c, self.code)), places=places
-        )
+        c = None if self.c is None else self.c[index]
+        code = None if self.code is None else self.code[index]
+        return State(self.h[index], c, code, None if self.places is None else self.places.at(index))
 
 
 @dataclass(frozen=True)
