@@ -210,8 +210,11 @@ def learn(
         size * (2 if others else 1),
         size,
     )
-    code_size, layers = 8 if of.smoke else features.CODE_SIZE, place_architecture if looks else grid_architecture
-    model = features.build(layers(train.shape, code_size), seed=seed)
+    if looks:
+        architecture = place_architecture(train.shape, 8 if of.smoke else features.PLACE_MAPS)
+    else:
+        architecture = grid_architecture(train.shape, 8 if of.smoke else features.CODE_SIZE)
+    model = features.build(architecture, seed=seed)
     some = random_order(len(train), seed, Stream.START)[:START_IMAGES].sort().values
     model.start_from(train.batch(some))
     minutes, before, frozen = request.minutes * (1 - REPORT_SHARE), 0.0, kind == "two-step"
@@ -254,7 +257,7 @@ def compose(
     smoke: bool,
     per_image: int | None = 1,
 ) -> Joint:
-    size = 8 if smoke else HIDDEN
+    size, places = 8 if smoke else HIDDEN, places_of(model, "places" in kind)
     head = CaptionHead(
         model.code_size,
         encoded.vocab_size,
@@ -262,7 +265,8 @@ def compose(
         embedding_size=size,
         start="wide",
         code_at_every_step=ON_FEATURES["code_at_every_step"],
-        places=places_of(model, "places" in kind),
+        cell="lstm" if places > 1 else "gru",
+        places=places,
         dropout=ON_FEATURES["caption_dropout"],
         generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
     )

@@ -225,7 +225,7 @@ def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: in
 def looking(captions_per_image: float) -> dict[str, Any]:
     """Of captions that look at the places of a grid: an image is encoded once for all its captions."""
     size = max(1, round(ON_FEATURES["batch_size"] / max(1.0, captions_per_image)))
-    return {"look_at_places": True, "captions_per_step": None, "batch_size": size}
+    return {"look_at_places": True, "cell": "lstm", "captions_per_step": None, "batch_size": size}
 
 
 def places_of(model: ImageModel, look: bool) -> int:

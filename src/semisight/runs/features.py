@@ -23,6 +23,7 @@ from semisight.random import Stream, reseed
 from semisight.runs.settings import Settings
 
 CODE_SIZE, HIDDEN, DROPOUT = 256, 512, 0.2
+PLACE_MAPS = 512  # of a code that keeps the places of a grid
 MOST_HIDDEN = 100_000  # units of a network that a stranger describes
 # Those of an earlier prototype on Flickr8k; nothing has been searched with this code yet.
 DEFAULTS: dict[str, Any] = {
@@ -41,7 +42,7 @@ def architecture_of(settings: Settings, shape: tuple[int, int, int]) -> Architec
     if settings.model.layers:
         return settings.model.architecture(shape)
     keeps_places = settings.captions.look_at_places and shape[1:] != (1, 1)
-    return place_architecture(shape, CODE_SIZE) if keeps_places else grid_architecture(shape, CODE_SIZE)
+    return place_architecture(shape, PLACE_MAPS) if keeps_places else grid_architecture(shape, CODE_SIZE)
 
 
 def build(architecture: Architecture, hidden_size: int = HIDDEN, dropout: float = DROPOUT, seed: int = 0) -> ImageModel:

@@ -40,6 +40,7 @@ SMALL = 0.01  # appendix B: non-recurrent weights are uniform in [-0.01, 0.01]
 KEYS = 256  # numbers that a look and a place are compared by
 CODE_START = 0.3  # of a wide start: the deviation of C s for a code of unit variance
 REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98 % of it then lives on at every word
+LOOKING = 1.0  # the same where words look at places: the image need not be remembered
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,9 @@ class CaptionHead(nn.Module):
         for weight, gain in maps:
             weight.normal_(0, gain / weight.shape[1] ** 0.5, generator=generator)
         # the second block: a GRU's update gate (torch: h <- (1 - z) n + z h), an LSTM's forget gate
-        self.recurrent.all_weights[0][3].view(-1, self.recurrent.hidden_size)[1] = REMEMBER
+        self.recurrent.all_weights[0][3].view(-1, self.recurrent.hidden_size)[1] = (
+            LOOKING if self.places > 1 else REMEMBER
+        )
 
     @property
     def vocab_size(self) -> int:
