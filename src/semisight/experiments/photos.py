@@ -19,7 +19,11 @@ has).
     logistic-regression-two-views  the same scaling and C, fitted to both views, its probabilities averaged over both
     label-spreading                scikit-learn's LabelSpreading, k nearest neighbours, unit length
     self-training                  scikit-learn's SelfTrainingClassifier around the logistic regression
-    ours                           code in closed form, head by soft EM, cross-validated (runs/on_features.py)
+    ours                           code in closed form, head by soft EM, with few labels times a prior for each class,
+                                   all cross-validated (runs/on_features.py)
+    ours-without-class-prior       the same without that prior (as `ours` where it is not tried: 4 labels and more)
+    class-prior                    the prior for each class alone: EM, the labels of all others summed over
+    class-prior-labels-alone       the same without the unlabelled images in its means
     ours-labels-alone              the same head without the unlabelled images
     ours-without-bound             `ours` on the scaled features themselves: no image model
     ours-one-view                  `ours` with the plain view alone
@@ -50,8 +54,9 @@ from semisight.model.encoders.features import FeatureEncoder
 from semisight.model.posterior import batch_last, flat_code
 from semisight.random import Stream, random_order
 from semisight.runs.images import sets_of, with_features
-from semisight.runs.on_features import choose
+from semisight.runs.on_features import WAYS, choose
 from semisight.runs.settings import DataSettings
+from semisight.training.class_prior import ClassPrior
 from semisight.training.soft_em import mean_decision
 
 TABLE = "photos"
@@ -165,17 +170,30 @@ def photos_of(request: Request) -> tuple[Callable[[], Photos], str]:
 # ---- rows ----
 
 
-def ours(of: Split, seed: int, n_views: int = VIEWS, with_bound: bool = True, labels_alone: bool = False) -> Tensor:
+def ours(of: Split, seed: int, n_views: int = VIEWS, with_bound: bool = True, ways: int = len(WAYS)) -> Tensor:
+    learned, labels, test = codes_of_split(of, n_views, with_bound)
+    chosen = choose(learned, labels, of.n_classes, seed, ways)
+    decision = mean_decision(chosen.how(learned, labels, of.n_classes), test)
+    return decision.softmax(1) if chosen.calibration is None else chosen.calibration.probabilities(decision)
+
+
+def class_prior(of: Split, seed: int, how: ClassPrior) -> Tensor:
+    """As it is: neither chosen nor calibrated by anything."""
+    learned, labels, test = codes_of_split(of)
+    return mean_decision(how(learned, labels, of.n_classes), test).softmax(1)
+
+
+def codes_of_split(
+    of: Split, n_views: int = VIEWS, with_bound: bool = True
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Codes of each view to learn from, their labels, and codes of each view of the test images."""
     train, views = of.train, of.views[:n_views]
     rows = views[0][train]
     encoder = FeatureEncoder.fit(rows, 256 if with_bound else rows.shape[1])
     if not with_bound:  # every direction as it is: the scaled features themselves
         encoder.axes.copy_(torch.eye(rows.shape[1])[:, : encoder.axes.shape[1]])
     codes = [flat_code(encoder.moments(batch_last(view[..., None, None]))[0]) for view in views]
-    learned, labels = [code[train] for code in codes], of.labels[train]
-    chosen = choose(learned, labels, of.n_classes, seed, ways=1 if labels_alone else 2)
-    decision = mean_decision(chosen.how(learned, labels, of.n_classes), [code[of.test] for code in codes])
-    return decision.softmax(1) if chosen.calibration is None else chosen.calibration.probabilities(decision)
+    return [code[train] for code in codes], of.labels[train], [code[of.test] for code in codes]
 
 
 def logistic_regression(of: Split, seed: int) -> Tensor:
@@ -249,7 +267,10 @@ ROWS: dict[str, Callable[[Split, int], Tensor]] = {
     "label-spreading": label_spreading,
     "self-training": self_training,
     "ours": ours,
-    "ours-labels-alone": lambda of, seed: ours(of, seed, labels_alone=True),
+    "ours-labels-alone": lambda of, seed: ours(of, seed, ways=1),
+    "ours-without-class-prior": lambda of, seed: ours(of, seed, ways=2),
+    "class-prior": lambda of, seed: class_prior(of, seed, ClassPrior()),
+    "class-prior-labels-alone": lambda of, seed: class_prior(of, seed, ClassPrior(weight=0.0)),
     "ours-without-bound": lambda of, seed: ours(of, seed, with_bound=False),
     "ours-one-view": lambda of, seed: ours(of, seed, n_views=1),
 }

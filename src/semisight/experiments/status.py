@@ -151,7 +151,12 @@ _COCO = {  # BLEU-1 to 4, METEOR, CIDEr, perplexity
 # Rows of Flickr8k that stand for a method of Table 3; others are added here with their file.
 TABLE3 = {
     "two-step": ("table3:flickr8k/64/two-step", "table3_photos:flickr8k/two-step"),
-    "joint": ("table3:flickr8k/64/joint", "table3:flickr8k/128/joint", "table3_photos:flickr8k/joint"),
+    "joint": (
+        "table3:flickr8k/64/joint",
+        "table3:flickr8k/128/joint",
+        "table3_photos:flickr8k/joint",
+        "table3_photos:flickr8k/joint-places",
+    ),
     "VggNet+RNN": ("table3_photos:flickr8k/show-and-tell-lite2",),
     "GoogLeNet+RNN": ("table3_photos:flickr8k/show-and-tell-lite0",),
     "Hard-Attention": ("table3_photos:flickr8k/hard-attention",),
@@ -163,6 +168,7 @@ COMPANIONS3 = {  # rows of table3_photos that the paper has no figure of on Flic
     "joint-50-images": "joint, half of the captions, the other images uncaptioned",
     "joint-10-images": "joint, a tenth of the captions, the other images uncaptioned",
     "without-bound": "captions alone, without the bound",
+    "without-bound-places": "captions alone, a code with places",
     "nearest": "caption of the nearest training image",
 }
 

@@ -46,7 +46,7 @@ SIZE = 128
 
 PRETRAINED: dict[str, Callable[[photos.Split, int], Tensor]] = {
     "vae-pretrained": photos.ours,
-    "vae-pretrained-labels-alone": partial(photos.ours, labels_alone=True),
+    "vae-pretrained-labels-alone": partial(photos.ours, ways=1),
     "vae-pretrained-no-bound": partial(photos.ours, with_bound=False),
     "logistic-pretrained": photos.logistic_regression,
 }

@@ -1,8 +1,9 @@
 """Labels on the features of a pretrained network: the model in closed form, its head by soft EM, all in seconds.
 
     code     probabilistic PCA of the features of all images (model/encoders/features.py)
-    head     softmax on the code, from the labels alone or also from the unlabelled images (training/soft_em.py)
-    choice   between the two, and the temperature of the probabilities, by cross-validation on the given labels
+    head     softmax on the code, from the labels alone or also from the unlabelled images (training/soft_em.py); with
+             few labels of each class also times a prior of the code for each class (training/class_prior.py)
+    choice   between these, and the temperature of the probabilities, by cross-validation on the given labels
 
 Beside them stands what a practitioner would try first: logistic regression on the same features (references.py). Every
 way is shown with its cross-validated error. If logistic regression is clearly better, it is what the run learns: the
@@ -32,12 +33,18 @@ from semisight.runs.kinds import kind_named
 from semisight.runs.references import BASELINE, Logistic, Way, logistic_regression
 from semisight.runs.run import Run
 from semisight.runs.settings import Settings
+from semisight.training.class_prior import Both
 from semisight.training.folder import describe
 from semisight.training.soft_em import CrossValidated, SoftEM, cross_validate, label_folds
 from semisight.training.state import Counters
 
 _SURER = 1 / 3  # how much surer the head of all labels is, times classes per label; on Caltech-101, docs/experiments.md
-WAYS = {"our model, labels alone": SoftEM(weight=0.0), "our model with the unlabelled images": SoftEM()}
+WAYS: dict[str, SoftEM | Both] = {
+    "our model, labels alone": SoftEM(weight=0.0),
+    "our model with the unlabelled images": SoftEM(),
+    "the same, and a prior for each class": Both(),
+}
+FEW = 4  # labels of a class, on average, below which the last is tried: with 5 and 10 it gained nothing on Caltech-101
 
 
 def feature_model(rows: Tensor) -> ImageModel:
@@ -62,7 +69,7 @@ def codes_of(model: ImageModel, views: Sequence[Tensor]) -> list[Tensor]:
 class Chosen:
     """How the head is learned, the map from its decision values to probabilities, and what every way was worth."""
 
-    how: SoftEM
+    how: SoftEM | Both
     calibration: Calibration | None
     ways: tuple[Way, ...]
     calibration_error: float = math.nan
@@ -75,9 +82,12 @@ class Chosen:
 
 
 def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, ways: int = len(WAYS)) -> Chosen:
-    """With the unlabelled images, unless they cost more than a standard error of the cross-validated error; and
-    probabilities fitted to what the chosen way said of held-out labels. `ways` of WAYS are tried."""
+    """With the unlabelled images, in the way with the least cross-validated error, unless that is more than a standard
+    error above the error without them; and probabilities fitted to what the chosen way said of held-out labels. `ways`
+    of WAYS are tried."""
     tried = [(name, how) for name, how in list(WAYS.items())[:ways] if how.weight == 0 or bool((labels < 0).any())]
+    if int((labels >= 0).sum()) >= FEW * n_classes:
+        tried = [(name, how) for name, how in tried if not isinstance(how, Both)]
     if not label_folds(labels, seed=seed):  # nothing can be left out to measure on
         return Chosen(tried[-1][1], None, ())
     found, said = [], []
@@ -85,7 +95,8 @@ def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, w
         started = time.monotonic()
         said.append(cross_validate(how, codes, labels, n_classes, seed=seed))
         found.append(Way.of(name, said[-1], seconds=time.monotonic() - started))
-    best = int(len(said) > 1 and not clearly_better(said[0], said[-1]))
+    best = min(range(1, len(said)), key=lambda i: said[i].error, default=0)
+    best = 0 if best and clearly_better(said[0], said[best]) else best
     calibration, error = calibrate(said[best])
     if tried[best][1].weight > 0:  # heads in cross-validation had fewer labels, and were less sure
         more = 1 + _SURER * n_classes / found[best].n

@@ -12,7 +12,7 @@ whether they pay at all is for cross-validation to say.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from semisight.model.heads.labels import Softmax
+
+LearnsHead = Callable[[Sequence[Tensor], Tensor, int], Softmax]  # from codes of each view and labels, -1 where unknown
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def label_folds(labels: Tensor, folds: int = 3, seed: int = 0) -> list[Tensor]:
 
 
 def cross_validate(
-    how: SoftEM, views: Sequence[Tensor], labels: Tensor, n_classes: int, folds: int = 3, seed: int = 0
+    how: LearnsHead, views: Sequence[Tensor], labels: Tensor, n_classes: int, folds: int = 3, seed: int = 0
 ) -> CrossValidated:
     """A held-out image is left out altogether, also as an unlabelled one."""
     found = []
