@@ -1,6 +1,7 @@
 """Labels on features: the closed form is the maximum it claims to be; the choice is made by given labels."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from semisight.data.image_set import ImageSet
 from semisight.metrics.calibration import fit_temperature
 from semisight.model.encoders.features import FeatureEncoder, fit_decoder
 from semisight.objectives.bound import image_bound
+from semisight.runs import on_features
 from semisight.runs.images import parted
 from semisight.runs.on_features import choose, codes_of, feature_model, judge
 from semisight.runs.references import BASELINE, Way, table
 from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import resolve
 from semisight.runs.train import save_run
-from semisight.training.soft_em import SoftEM, cross_validate, mean_decision
+from semisight.training.class_prior import Both
+from semisight.training.soft_em import CrossValidated, LearnsHead, SoftEM, cross_validate, mean_decision
 
 N, SIZE, CLASSES = 300, 24, 4
 
@@ -137,6 +140,31 @@ def test_a_head_of_all_labels_is_a_little_surer_than_those_of_cross_validation()
     assert chosen.how.weight > 0 and chosen.calibration is not None and chosen.said is not None
     alone = fit_temperature(chosen.said.decisions, chosen.said.labels).scale
     torch.testing.assert_close(chosen.calibration.scale / alone, torch.full((CLASSES,), 7 / 6, dtype=torch.float64))
+
+
+def test_a_prior_for_each_class_is_tried_where_labels_are_few_and_chosen_by_cross_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, labels = features(spread=1.1)
+    codes = codes_of(feature_model(rows), [rows])
+    names = {n: [way.name for way in choose(codes, few(labels, n), CLASSES, seed=0).ways] for n in (3, 4)}
+    assert len(names[3]) == 3 and len(names[4]) == 2 and names[3][:2] == names[4]
+    errors = {"our model, labels alone": 5, "our model with the unlabelled images": 4}
+    for with_prior, best in ((3, 2), (4, 1), (6, 1)):  # a tie is for the simpler way; alone only if clearly better
+        answers = iter([*errors.values(), with_prior])
+
+        def said(
+            how: LearnsHead, codes: object, known: Tensor, n_classes: int, seed: int, answers: Iterator[int] = answers
+        ) -> CrossValidated:
+            n, wrong = 30, next(answers)
+            decisions = torch.nn.functional.one_hot(torch.arange(n) % n_classes, n_classes).float()
+            decisions[:wrong] = decisions[:wrong].roll(1, 1)
+            return CrossValidated(torch.arange(n), decisions, torch.arange(n) % n_classes)
+
+        monkeypatch.setattr(on_features, "cross_validate", said)
+        chosen = choose(codes, few(labels, 3), CLASSES, seed=0)
+        assert [way.chosen for way in chosen.ways].index(True) == best
+        assert isinstance(chosen.how, Both) == (best == 2)
 
 
 def test_a_run_on_features_is_saved_loaded_and_says_the_same(tmp_path: Path) -> None:
