@@ -249,6 +249,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "two-step on": "two-step",
         "joint on features (": "joint",
         "joint on features, without": "without-bound",
+        "joint on features, a code": "joint-places",
         "show and tell on": "show-and-tell-lite2",
         "soft attention over": "soft-attention",
         "hard attention over": "hard-attention",
@@ -257,6 +258,10 @@ def test_captions_on_features_on_every_page(page: str) -> None:
     for row, (bleu, cider, perplexity, _) in lines_of(page, captions, least=3):
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
             assert same(number, value("table3_photos", f"flickr8k/{row}", "100", metric))
+    said = re.search(r"finds it first among 1,000 in ([\d.]+) and ([\d.]+) % of cases", " ".join(README.split()))
+    assert said is not None
+    for number, row in zip(said.groups(), ("joint", "joint-places"), strict=True):
+        assert same(number, value("table3_photos", f"flickr8k/{row}", "100", "R@1"))
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,9 @@ def test_photographs_on_every_page(page: str) -> None:
         "ours, labels": "ours-labels-alone",
         "ours, without the image model": "ours-without-bound",
         "ours, one view": "ours-one-view",
+        "ours, without a prior": "ours-without-class-prior",
+        "that prior alone": "class-prior",
+        "the same from the labels": "class-prior-labels-alone",
     }
     ns = ("2", "5", "10", "30")
     for beginning, row in rows.items():

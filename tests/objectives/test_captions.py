@@ -16,7 +16,7 @@ from semisight.inference.captions import CaptionReader, Search, caption_perplexi
 from semisight.model.heads.captions import CaptionHead, words_per_caption
 from semisight.model.heads.labels import BayesianSVM
 from semisight.model.image_model import ImageModel
-from semisight.objectives.captions import CaptionRows, Captions, EncodedCaptions
+from semisight.objectives.captions import Captions, EncodedCaptions
 from semisight.objectives.gradients import NVIL
 from semisight.objectives.joint import Joint, Posteriors
 from semisight.objectives.labels import Labels
@@ -321,19 +321,3 @@ def test_captions_of_pictures_are_learned() -> None:
     assert caption_perplexity(model, head, train, captions.encoded, n_codes=4) < 1.2 < before
     found = write_captions(model, CaptionReader(head, vocabulary), train, Search(n_codes=4, beam=2))
     assert [best.words for (best,) in found] == [tuple(texts[i][0].split()) for i in range(N)]
-
-
-def test_with_even_words_every_word_weighs_the_same() -> None:
-    """Instead of every caption: a short one no longer counts as much as a long one."""
-    head = CaptionHead(3, 5, hidden_size=4, embedding_size=4)
-    encoded = EncodedCaptions(
-        torch.tensor([2, 0, 3, 4, 2, 3, 4, 0], dtype=torch.int32), torch.tensor([0, 2, 8]), torch.tensor([0, 1, 2]), 5
-    )
-    target = Captions(head, encoded, even_words=True)
-    target.balance(600, 0.5)
-    captions, owners = encoded.of(torch.arange(2))
-    code = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
-    side = target.side(CaptionRows(captions, owners), code, 0).value
-    right = 600 / 0.5 / 4.0 * head.log_prob(captions, code)  # 2 and 6 symbols: 4 on average
-    torch.testing.assert_close(side, right)
-    assert target.weight(torch.tensor([2, 6]), 0).tolist() == [300.0, 300.0]

@@ -271,7 +271,7 @@ def compose(
         generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
     )
     frozen = kind == "two-step"
-    target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10), per_image=per_image, even_words=places > 1)
+    target = Captions(head, encoded, xi=Xi() if frozen else Xi(times=10), per_image=per_image)
     rho = {"captions": share_of_batch(encoded.present, plan)}
     return Joint(model, [target], frozen=frozen, with_bound=not kind.startswith("without-bound"), rho=rho)
 

@@ -4,8 +4,7 @@
     learn    log p of the words that the averaged model is sure of on a weakly augmented image
 
 T counts the symbols of that very caption, the end among them: every caption weighs as much as N_X pixels, however long
-it is. So a word of a short caption weighs more than one of a long caption, and short ones are learned better; with
-`even_words` T is the mean over all captions, and every word weighs the same. Of an image with several captions `per_image` are drawn anew at every step (by default one; None takes them all).
+it is. Of an image with several captions `per_image` are drawn anew at every step (by default one; None takes them all).
 Their mean is an unbiased estimate of the mean over all its captions: an image counts once however many it has.
 
 Pseudo-captions, as pseudo_labels.py has it for labels: Y is the likeliest caption, word by word, of the mean code, and
@@ -142,7 +141,6 @@ class Captions(nn.Module, Target):
             log p(Y | s) itself, 1 giving the exact bound.
         per_image: captions of an image that are drawn in a step; None takes all it has.
         threshold: the probability above which a word of a pseudo-caption is learned.
-        even_words: every word weighs the same instead of every caption.
         code_rate: multiplies the learning rate of the map from the code to the first state.
 
     Example:
@@ -164,7 +162,6 @@ class Captions(nn.Module, Target):
         xi: Xi | None = None,
         per_image: int | None = 1,
         threshold: float = 0.9,
-        even_words: bool = False,
         code_rate: float = 1.0,
         name: str = "captions",
     ) -> None:
@@ -182,7 +179,6 @@ class Captions(nn.Module, Target):
             )
         self.name, self.head, self.xi, self.vocabulary = name, head, xi or Xi(), vocabulary
         self.per_image, self.threshold, self.code_rate = per_image, threshold, code_rate
-        self.mean_length = float(captions.starts.diff().double().mean()) if even_words else None
         # A plain attribute, not a buffer: it belongs to the data, and would make every checkpoint as large.
         self.encoded, self.present = captions, captions.present
         self.rho, self.n_pixels = float(self.present.float().mean()), 1
@@ -192,8 +188,6 @@ class Captions(nn.Module, Target):
 
     def weight(self, n_symbols: Tensor, step: int) -> Tensor:
         """xi of captions of so many symbols each."""
-        if self.mean_length is not None:
-            n_symbols = torch.full_like(n_symbols, self.mean_length, dtype=torch.float32)
         if self.xi.value is not None:
             return torch.full_like(n_symbols, self.xi.value * self.xi.ramp(step), dtype=torch.float32)
         return self.n_pixels / self.rho * self.xi.times * self.xi.ramp(step) / n_symbols
