@@ -251,6 +251,42 @@ def test_sentences_have_the_probability_that_the_search_says(name: str, toy: Ima
         torch.testing.assert_close(captioner.log_prob(captions, seen)[captions[:, 0] >= 0], own, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["show and tell", "soft", "hard", "language model", "detector", "similarity"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_learn_in_bfloat16(
+    name: str, dtype: torch.dtype, toy: ImageSet, words: Vocabulary, encoded: EncodedCaptions
+) -> None:
+    """As on processors that gain from it (experiments/caption_rows.py): nearly the same loss, and gradients."""
+    torch.manual_seed(3)
+    symbols, texts = torch.tensor([2, 4, 5, 7, 8, 9]), toy.captions or ()
+    network: Any = {
+        "show and tell": lambda: ShowAndTell(6, len(words), 8),
+        "soft": lambda: Attention(6, len(words), hard=False, size=8, place_size=8, keys=4),
+        "hard": lambda: Attention(6, len(words), hard=True, size=8, place_size=8, keys=4),
+        "language model": lambda: dmsm.LanguageModel(len(words), symbols, 8),
+        "detector": lambda: Detector(6, torch.full((4,), 0.3), 9, "noisy-or"),
+        "similarity": lambda: dmsm.Similarity(6, dmsm.Trigrams(texts), texts, 24),
+    }[name]()
+    network.eval()
+    every = torch.arange(len(toy))
+    images = (toy if name in ("soft", "hard", "detector", "similarity") else pooled(toy)).images.float()
+    losses = []
+    for bf16 in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        seen = images.to(dtype) if bf16 else images
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            if name in ("detector", "similarity"):
+                labels = (torch.arange(4 * len(toy)).view(-1, 4) % 3 == 0).float() if name == "detector" else every
+                loss = network.loss(seen, labels, generator)[0]
+            else:
+                learning = CaptionLearning(network, encoded, per_image=1)
+                loss = learning(Batch(seen, every), generator, Rows(0, len(toy), len(toy))).loss
+        losses.append(float(loss.detach()))
+    loss.backward()
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert all(bool(torch.isfinite(p.grad).all()) for p in network.parameters() if p.grad is not None)
+
+
 def test_a_word_is_there_unless_no_place_shows_it() -> None:
     torch.manual_seed(0)
     detector = Detector(4, torch.full((3,), 0.3), 4, "noisy-or").eval()

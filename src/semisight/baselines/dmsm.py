@@ -106,7 +106,7 @@ class LanguageModel(ByLikelihood, nn.Module):
         unsaid = s[m] * (first[m] >= place[:, None])
         logits = self._logits(last[m, place], unsaid)
         log_p = -F.cross_entropy(logits, captions[m, place], reduction="none")
-        return s.new_zeros(M, T).index_put((m, place), log_p).sum(1)
+        return log_p.new_zeros(M, T).index_put((m, place), log_p).sum(1)
 
 
 # ---- the similarity ----
