@@ -251,6 +251,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "joint on features, without": "without-bound",
         "joint on features, a code": "joint-places",
         "show and tell on": "show-and-tell-lite2",
+        "the same with EfficientNet-Lite0": "show-and-tell-lite0",
         "soft attention over": "soft-attention",
         "hard attention over": "hard-attention",
         "attributes:": "attributes",
@@ -350,6 +351,16 @@ def test_photographs_on_every_page(page: str) -> None:
                 assert cell is not None and len(cell.seeds) == 5 and same(shown[0], cell.mean)
             else:
                 assert cell is None or len(cell.seeds) < 5, f"{row} has been measured with {n} labels: show it"
+    if page is not FRONT:
+        tiny = re.search(
+            r"leaves it out: ours ([\d.]+), without the prior ([\d.]+), without the image model ([\d.]+), labels alone "
+            r"([\d.]+), logistic regression ([\d.]+)\.",
+            " ".join(page.split()),
+        )
+        assert tiny is not None
+        of = ("ours", "ours-without-class-prior", "ours-without-bound", "ours-labels-alone", "logistic-regression")
+        for row, number in zip(of, tiny.groups(), strict=True):
+            assert same(number, means[f"tiny-imagenet-20/{row}", "2", "error"].mean)
     said = re.search(r"are off by ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+) points", page)
     assert said is not None
     for n, number in zip(ns, said.groups(), strict=True):
