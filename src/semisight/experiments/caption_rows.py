@@ -9,10 +9,12 @@
     dmsm                  1,000 words, a language model, a reranker     DMSM, on COCO only
 
 `learn` is given the images to learn from and those to pick weights by, and no others: weights by the CIDEr of captions
-written for 300 of the latter, word detectors and the similarity by -log p there, the reranker's weights by CIDEr.
+written for 300 of the latter, word detectors, DMSM's language model and the similarity by -log p there, the reranker's
+weights by CIDEr.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +60,7 @@ N_CIDER, BEAM_TO_PICK = 300, 3
 SCALED_BY = 500  # images that say how features are scaled
 N_ATTRIBUTES, N_WORDS = 256, 1000
 DETECTOR_STEPS, SIMILARITY_STEPS = 350, 600
+LANGUAGE_FASTER = 10.0  # DMSM's tables of words change at the steps that have the word, no others
 
 
 def steps_for(n_captions: int, per_step: int) -> int:
@@ -66,13 +69,13 @@ def steps_for(n_captions: int, per_step: int) -> int:
 
 
 def on_features(
-    request: Request, seed: int, plan: Shuffled | LabelledAndUnlabelled, steps: int, minutes: float
+    request: Request, seed: int, plan: Shuffled | LabelledAndUnlabelled, steps: int, minutes: float, faster: float = 1.0
 ) -> TrainConfig:
     """How everything on features is trained, ours and the other systems."""
     how = features.DEFAULTS
     return request.training(
         seed=seed,
-        learning_rate=how["learning_rate"],
+        learning_rate=faster * how["learning_rate"],
         weight_decay=how["weight_decay"],
         average_decay=how["average_decay"],
         warmup_steps=min(how["warmup_steps"], steps),
@@ -126,11 +129,12 @@ class Setting:
         validate: Callable[[], Mapping[str, float]],
         metric: str,
         metric_rises: bool,
+        faster: float = 1.0,
     ) -> None:
         """Trains for a share of the minutes; leaves the weights that `validate` says are the best."""
         steps = 2 if self.smoke else steps
         config = replace(
-            on_features(self.request, self.seed, plan, steps, self.minutes * share),
+            on_features(self.request, self.seed, plan, steps, self.minutes * share, faster),
             metric=metric,
             metric_rises=metric_rises,
         )
@@ -143,18 +147,32 @@ class Setting:
         self.before += before
         objective.eval()
 
-    def fit_captioner(self, captioner: Captioner, per_image: int | None, share: float = 1.0) -> None:
-        """Every training caption as often as in our own rows (runs/captions.py), while the minutes last."""
+    def fit_captioner(
+        self,
+        captioner: Captioner,
+        per_image: int | None,
+        share: float = 1.0,
+        faster: float = 1.0,
+        by_perplexity: bool = False,
+    ) -> None:
+        """Every training caption as often as in our own rows (runs/captions.py), while the minutes last; at `faster`
+        times their rate. Weights are picked by the CIDEr of captions, or by perplexity."""
         n = len(self.encoded.starts) - 1
         size = PER_BATCH if per_image is not None else max(1, PER_BATCH * len(self.train) // n)
         steps = steps_for(n, PER_BATCH)
 
+        known = EncodedCaptions.encode(captions_of(self.pick), self.vocabulary)
+
         def validate() -> Mapping[str, float]:
-            return caption_score(captioner, self.vocabulary, self.pick, 4 if self.smoke else N_CIDER)
+            with at_rest(captioner):
+                if by_perplexity:
+                    return {"perplexity": perplexity_of(captioner, self.pick, known)}
+                return caption_score(captioner, self.vocabulary, self.pick, 4 if self.smoke else N_CIDER)
 
         plan = Shuffled(len(self.train), min(size, len(self.train)))
         learning = CaptionLearning(captioner, self.encoded, per_image)
-        self.fit("captions", learning, plan, steps, share, validate, "CIDEr", True)
+        metric = "perplexity" if by_perplexity else "CIDEr"
+        self.fit("captions", learning, plan, steps, share, validate, metric, not by_perplexity, faster)
 
     def fit_detector(self, n: int, content: bool, pool: Pool, share: float) -> tuple[Detector, Tensor]:
         """Which of the frequent words an image shows, and the symbols of these."""
@@ -204,16 +222,22 @@ def with_images(of: ImageSet, images: Tensor) -> ImageSet:
     return replace(of, images=images, views=())
 
 
-def caption_score(captioner: Captioner, vocabulary: Vocabulary, images: ImageSet, n: int) -> dict[str, float]:
-    """CIDEr of captions written for the first n images."""
+@contextmanager
+def at_rest(captioner: Captioner) -> Iterator[None]:
+    """Without dropout while it is asked."""
     assert isinstance(captioner, nn.Module)
     was_training = captioner.training
     captioner.eval()
     try:
-        some = torch.arange(min(n, len(images)))
-        found = first_words(write(captioner, vocabulary, images, index=some, beam=BEAM_TO_PICK))
+        yield
     finally:
         captioner.train(was_training)
+
+
+def caption_score(captioner: Captioner, vocabulary: Vocabulary, images: ImageSet, n: int) -> dict[str, float]:
+    """CIDEr of captions written for the first n images."""
+    some = torch.arange(min(n, len(images)))
+    found = first_words(write(captioner, vocabulary, images, index=some, beam=BEAM_TO_PICK))
     return {"CIDEr": cider(found, references_of(images)[: len(some)]).value}
 
 
@@ -255,7 +279,7 @@ def similar_words(of: Setting) -> Learned:
     detector, words = of.fit_detector(N_WORDS, False, "noisy-or", 0.45)
     seen = replace_minutes(of.seen_by(detector), 0.25)
     model = seen.started(lambda: dmsm.LanguageModel(len(of.vocabulary), words, 8 if of.smoke else 256))
-    seen.fit_captioner(model, per_image=1)
+    seen.fit_captioner(model, per_image=1, faster=LANGUAGE_FASTER, by_perplexity=True)
     of.before += seen.before
     network = fit_similarity(of, 0.2)
     reranker = Reranker(model, network, of.vocabulary, torch.zeros(len(dmsm.NAMES)))
