@@ -236,7 +236,7 @@ def test_the_deep_encoder_with_few_labels_on_every_page(page: str) -> None:
     for beginning, row, splits in (
         ("`--encoder deep`", "deep", 5),
         ("the same without the image model", "deep-no-bound", 5),
-        ("the same on the 100 labels alone, split 0", "deep-labelled-alone", 1),
+        ("the same on the 100 labels alone", "deep-labelled-alone", 5),
     ):
         shown = shown_on(page, beginning)
         assert shown is not None and len(shown[0]) == 1
