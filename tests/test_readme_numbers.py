@@ -255,6 +255,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "soft attention over": "soft-attention",
         "hard attention over": "hard-attention",
         "attributes:": "attributes",
+        "DMSM:": "dmsm",
     }
     for row, (bleu, cider, perplexity, _) in lines_of(page, captions, least=3):
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
