@@ -249,7 +249,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "two-step on": "two-step",
         "joint on features (": "joint",
         "joint on features, without": "without-bound",
-        "joint on features, a code": "joint-places",
+        "joint on features, soft attention": "joint-attention",
         "show and tell on": "show-and-tell-lite2",
         "the same with EfficientNet-Lite0": "show-and-tell-lite0",
         "soft attention over": "soft-attention",
@@ -262,7 +262,7 @@ def test_captions_on_features_on_every_page(page: str) -> None:
             assert same(number, value("table3_photos", f"flickr8k/{row}", "100", metric))
     said = re.search(r"finds it first among 1,000 in ([\d.]+) and ([\d.]+) % of cases", " ".join(README.split()))
     assert said is not None
-    for number, row in zip(said.groups(), ("joint", "joint-places"), strict=True):
+    for number, row in zip(said.groups(), ("joint", "joint-attention"), strict=True):
         assert same(number, value("table3_photos", f"flickr8k/{row}", "100", "R@1"))
 
 

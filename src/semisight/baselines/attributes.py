@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from semisight.baselines.captioner import Standardised
 from semisight.data.vocabulary import UNKNOWN, Vocabulary
+from semisight.model.evaluating import evaluating
 from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.step import Images
 
@@ -103,11 +104,7 @@ def detected(detector: Detector, images: Images) -> Tensor:
 @torch.no_grad()
 def surprise_of(detector: Detector, images: Images, present: Tensor) -> float:
     """Mean over a set, per word."""
-    was_training = detector.training
-    detector.eval()
-    try:
+    with evaluating(detector):
         parts = torch.arange(len(images)).split(AT_A_TIME)
         total = sum(float(detector.surprise(images.batch(some), present[some]).sum()) for some in parts)
-    finally:
-        detector.train(was_training)
     return total / present.numel()

@@ -24,6 +24,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor, nn
 
 from semisight.baselines.captioner import AT_A_TIME, ByLikelihood, Standardised, Written
+from semisight.model.evaluating import evaluating
 from semisight.model.heads.captions import END
 from semisight.objectives.step import Images
 
@@ -174,14 +175,10 @@ def surprise(images: Tensor, texts: Tensor) -> Tensor:
 @torch.no_grad()
 def surprise_of(network: Similarity, images: Images, texts: Sequence[str]) -> float:
     """The same of a whole set, text i being of image i."""
-    was_training = network.training
-    network.eval()
-    try:
+    with evaluating(network):
         parts = torch.arange(len(images)).split(AT_A_TIME)
         seen = torch.cat([network.of_images(images.batch(some)) for some in parts])
         return float(surprise(seen, network.of_texts(texts)))
-    finally:
-        network.train(was_training)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.data.augment import Augment
+from semisight.model.evaluating import evaluating
 from semisight.objectives.step import Batch, Images, Rows, Step, Teacher
 
 AT_A_TIME = 500  # images
@@ -67,13 +68,10 @@ class Learning(nn.Module):
 def scores_of(network: Classifier, images: Images) -> Tensor:
     """Of every image of a set, [N, C] on the CPU, by the network as it is used: not in training mode."""
     assert isinstance(network, nn.Module)
-    was_training, weight = network.training, next(network.parameters())
-    network.eval()
-    try:
+    weight = next(network.parameters())
+    with evaluating(network):
         index = torch.arange(len(images)).split(AT_A_TIME)
         return torch.cat([network.scores(images.batch(some).to(weight)).cpu() for some in index])
-    finally:
-        network.train(was_training)
 
 
 class BatchNorm(nn.Module):

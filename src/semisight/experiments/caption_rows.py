@@ -13,8 +13,7 @@ written for 300 of the latter, word detectors, DMSM's language model and the sim
 weights by CIDEr.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +43,7 @@ from semisight.experiments.network_rows import started
 from semisight.experiments.table import Request, fit
 from semisight.experiments.table3 import captions_of
 from semisight.metrics.captions import cider
+from semisight.model.evaluating import evaluating
 from semisight.objectives.captions import EncodedCaptions
 from semisight.objectives.step import Objective
 from semisight.random import Stream, random_order
@@ -160,17 +160,16 @@ class Setting:
         n = len(self.encoded.starts) - 1
         size = PER_BATCH if per_image is not None else max(1, PER_BATCH * len(self.train) // n)
         steps = steps_for(n, PER_BATCH)
-
         known = EncodedCaptions.encode(captions_of(self.pick), self.vocabulary)
+        learning = CaptionLearning(captioner, self.encoded, per_image)
 
         def validate() -> Mapping[str, float]:
-            with at_rest(captioner):
+            with evaluating(learning.captioner):
                 if by_perplexity:
                     return {"perplexity": perplexity_of(captioner, self.pick, known)}
                 return caption_score(captioner, self.vocabulary, self.pick, 4 if self.smoke else N_CIDER)
 
         plan = Shuffled(len(self.train), min(size, len(self.train)))
-        learning = CaptionLearning(captioner, self.encoded, per_image)
         metric = "perplexity" if by_perplexity else "CIDEr"
         self.fit("captions", learning, plan, steps, share, validate, metric, not by_perplexity, faster)
 
@@ -220,18 +219,6 @@ class Learned:
 
 def with_images(of: ImageSet, images: Tensor) -> ImageSet:
     return replace(of, images=images, views=())
-
-
-@contextmanager
-def at_rest(captioner: Captioner) -> Iterator[None]:
-    """Without dropout while it is asked."""
-    assert isinstance(captioner, nn.Module)
-    was_training = captioner.training
-    captioner.eval()
-    try:
-        yield
-    finally:
-        captioner.train(was_training)
 
 
 def caption_score(captioner: Captioner, vocabulary: Vocabulary, images: ImageSet, n: int) -> dict[str, float]:

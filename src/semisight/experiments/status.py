@@ -155,7 +155,7 @@ TABLE3 = {
         "table3:flickr8k/64/joint",
         "table3:flickr8k/128/joint",
         "table3_photos:flickr8k/joint",
-        "table3_photos:flickr8k/joint-places",
+        "table3_photos:flickr8k/joint-attention",
     ),
     "VggNet+RNN": ("table3_photos:flickr8k/show-and-tell-lite2",),
     "GoogLeNet+RNN": ("table3_photos:flickr8k/show-and-tell-lite0",),
@@ -168,7 +168,7 @@ COMPANIONS3 = {  # rows of table3_photos that the paper has no figure of on Flic
     "joint-50-images": "joint, half of the captions, the other images uncaptioned",
     "joint-10-images": "joint, a tenth of the captions, the other images uncaptioned",
     "without-bound": "captions alone, without the bound",
-    "without-bound-places": "captions alone, a code with places",
+    "without-bound-attention": "captions alone, a code with places",
     "nearest": "caption of the nearest training image",
 }
 

@@ -12,13 +12,13 @@ the settings are those of an earlier prototype, not searched here. All numbers a
     two-step              image model alone, then the caption model on its codes         BLEU-4 0.17, perplexity 15.82
     joint                 both together                                                  BLEU-4 0.22, perplexity 15.24
     joint-grid            joint on the 9 x 9 map of features
-    joint-places          joint on that map with a code that keeps its places; every word looks at them
+    joint-attention       joint on that map with a code that keeps its places; every word attends to them
     joint-10, joint-50    joint, from 10 % and 50 % of the images with all their captions, and no others
     joint-10-images, ...  the same captions, the other images uncaptioned
     without-bound         joint without the bound of the images: the captions alone
     without-bound-10, -50 the same from 10 % and 50 % of the images with all their captions, and no others
-    joint-places-10, joint-places-10-images, joint-places-50, ..., without-bound-places
-                          as without `places`
+    joint-attention-10, joint-attention-10-images, joint-attention-50, ..., without-bound-attention
+                          as without `attention`
     show-and-tell-lite2, show-and-tell-lite0, soft-attention, hard-attention, attributes, dmsm
                           the other systems of the paper's table (caption_rows.py)
 
@@ -58,7 +58,7 @@ from semisight.objectives.joint import Joint, Posteriors
 from semisight.objectives.targets import Xi
 from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
-from semisight.runs.captions import ON_FEATURES, looking, places_of
+from semisight.runs.captions import ON_FEATURES, attending, places_of
 from semisight.runs.images import sets_of
 from semisight.runs.settings import DataSettings
 from semisight.training.checkpoint import load_parts
@@ -68,11 +68,11 @@ TABLE = "table3_photos"
 BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", 1, 500, 300
 SHARES = {
     **JOINT_SHARES,
-    **{row.replace("joint", "joint-places"): share for row, share in JOINT_SHARES.items()},
+    **{row.replace("joint", "joint-attention"): share for row, share in JOINT_SHARES.items()},
     "without-bound-10": 10,
     "without-bound-50": 50,
 }  # percent
-LEARNED = ("two-step", "joint", "joint-grid", "joint-places", "without-bound", "without-bound-places", *SHARES)
+LEARNED = ("two-step", "joint", "joint-grid", "joint-attention", "without-bound", "without-bound-attention", *SHARES)
 ROWS = ("nearest", *LEARNED, *BASELINES)
 HIDDEN, MIN_COUNT, IMAGE_STEPS, START_IMAGES = 512, 5, 1500, 2000
 PER_BATCH = 128  # captioned images; of a batch that also holds uncaptioned ones as many of these
@@ -132,7 +132,7 @@ def run(request: Request) -> list[results.Row]:
         baseline = BASELINES.get(kind)
         key = (
             cell.seed,
-            baseline.grid if baseline else "places" in kind or kind == "joint-grid",
+            baseline.grid if baseline else "attention" in kind or kind == "joint-grid",
             baseline.backbone if baseline else BACKBONE,
         )
         if key not in kept:
@@ -199,9 +199,9 @@ def learn(
     texts = [texts if keep else () for texts, keep in zip(captions_of(train), kept.tolist(), strict=True)]
     encoded = EncodedCaptions.encode(texts, vocabulary)
     per_image, size = 1, PER_BATCH
-    looks = "places" in kind
-    if looks:
-        how = looking(float(encoded.counts[encoded.present].float().mean()))
+    attends = "attention" in kind
+    if attends:
+        how = attending(float(encoded.counts[encoded.present].float().mean()))
         per_image, size = how["captions_per_step"], how["batch_size"]
     size = min(size, int(kept.sum()))
     plan = LabelledAndUnlabelled(
@@ -210,7 +210,7 @@ def learn(
         size * (2 if others else 1),
         size,
     )
-    if looks:
+    if attends:
         architecture = place_architecture(train.shape, 8 if of.smoke else features.PLACE_MAPS)
     else:
         architecture = grid_architecture(train.shape, 8 if of.smoke else features.CODE_SIZE)
@@ -231,7 +231,7 @@ def learn(
         n_cider = 4 if of.smoke else N_CIDER
         return caption_terms(model, head, vocabulary, of.pick, captions_of(of.pick), cider_images=n_cider)
 
-    steps = steps_for(len(encoded.starts) - 1, PER_BATCH if looks else size)
+    steps = steps_for(len(encoded.starts) - 1, PER_BATCH if attends else size)
     training = on_features(request, seed, plan, 2 if of.smoke else steps, minutes)
     fitted, earlier = fit(
         Trainer(
@@ -257,7 +257,7 @@ def compose(
     smoke: bool,
     per_image: int | None = 1,
 ) -> Joint:
-    size, places = 8 if smoke else HIDDEN, places_of(model, "places" in kind)
+    size, places = 8 if smoke else HIDDEN, places_of(model, "attention" in kind)
     head = CaptionHead(
         model.code_size,
         encoded.vocab_size,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from semisight.errors import UserError
+from semisight.model.evaluating import evaluating
 from semisight.model.image_model import ImageModel
 from semisight.objectives.step import Images, Rows, own_rows, place_of_process, whole_batch
 from semisight.random import Stream, reseed
@@ -88,9 +89,8 @@ def encode_set(
     `first` is the number of the first batch: a part of a set that begins there gets what the whole set would.
     """
     index = torch.arange(len(images)) if index is None else index
-    was_training, generator, done = model.training, torch.Generator(), 0
-    model.eval()
-    try:
+    generator, done = torch.Generator(), 0
+    with evaluating(model):
         for number, part in enumerate(index.split(batch_size) if len(index) else (), first):
             batch = images.batch(part).to(model.decoder.log_alpha0)
             reseed(generator, seed, Stream.VALIDATION, number)
@@ -105,8 +105,6 @@ def encode_set(
             done += len(part)
             if progress is not None:
                 progress(done, len(index))
-    finally:
-        model.train(was_training)
 
 
 def mean_codes(model: ImageModel, images: Images, *, index: Tensor | None = None, seed: int = 0) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semisight.model.evaluating import evaluating
 from semisight.model.image_model import ImageModel
 from semisight.model.posterior import Noise, batch_first, batch_last, flat_code
 from semisight.objectives.step import Images
@@ -91,10 +92,9 @@ def noise_for_all(model: ImageModel, batch: int, generator: torch.Generator) -> 
 
 def redraw_set(model: ImageModel, images: Images, batch_size: int = 250) -> Redrawn:
     """The same for a whole set, on the CPU."""
-    device, was_training = model.device, model.training
-    model.eval()
-    parts = [redraw(model, images.batch(index).to(device)) for index in torch.arange(len(images)).split(batch_size)]
-    model.train(was_training)
+    with evaluating(model):
+        batches = (images.batch(index).to(model.device) for index in torch.arange(len(images)).split(batch_size))
+        parts = [redraw(model, batch) for batch in batches]
     return Redrawn(torch.cat([p.codes for p in parts]).cpu(), torch.cat([p.images for p in parts]).cpu())
 
 

@@ -66,7 +66,7 @@ class CaptionKind:
         if settings.data.on_features:
             found |= ON_FEATURES
             if settings.data.grid and len(sets.train.columns) == 1:
-                found |= looking(_column(sets).n_captions / max(1, n_known))
+                found |= attending(_column(sets).n_captions / max(1, n_known))
         size = settings.train.batch_size if "batch_size" in settings.chosen else found.get("batch_size", 64)
         size = found["batch_size"] = min(size, n_known + n_others)
         per_batch = found["labelled_per_batch"] = min(settings.consistency.labelled_per_batch, max(1, size - 1))
@@ -91,9 +91,7 @@ class CaptionKind:
         if settings.data.images_from is not None and (value is not None or times != 1):
             raise UserError("two steps have no bound for captions to be balanced against: leave caption_xi out.")
         return Captions(
-            _head(
-                as_dict(how) | {"places": places_of(model, how.look_at_places)}, model.code_size, len(vocabulary), seed
-            ),
+            _head(as_dict(how) | {"places": places_of(model, how.attention)}, model.code_size, len(vocabulary), seed),
             _column(sets).texts,
             vocabulary,
             xi=Xi(value, times, how.caption_xi_warmup),
@@ -222,16 +220,16 @@ def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: in
     )
 
 
-def looking(captions_per_image: float) -> dict[str, Any]:
-    """Of captions that look at the places of a grid: an image is encoded once for all its captions."""
+def attending(captions_per_image: float) -> dict[str, Any]:
+    """With attention over the places of a grid: an image is encoded once for all its captions."""
     size = max(1, round(ON_FEATURES["batch_size"] / max(1.0, captions_per_image)))
-    return {"look_at_places": True, "cell": "lstm", "captions_per_step": None, "batch_size": size}
+    return {"attention": True, "cell": "lstm", "captions_per_step": None, "batch_size": size}
 
 
-def places_of(model: ImageModel, look: bool) -> int:
-    """That a caption looks at."""
+def places_of(model: ImageModel, attention: bool) -> int:
+    """That a caption attends to."""
     _, height, width = model.architecture.code_shape
-    return height * width if look else 1
+    return height * width if attention else 1
 
 
 def _column(sets: Sets, which: str = "train") -> CaptionColumn:

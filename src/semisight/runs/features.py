@@ -41,7 +41,7 @@ def architecture_of(settings: Settings, shape: tuple[int, int, int]) -> Architec
         raise UserError("a preset has layers for pixels: leave it out with --backbone.")
     if settings.model.layers:
         return settings.model.architecture(shape)
-    keeps_places = settings.captions.look_at_places and shape[1:] != (1, 1)
+    keeps_places = settings.captions.attention and shape[1:] != (1, 1)
     return place_architecture(shape, PLACE_MAPS) if keeps_places else grid_architecture(shape, CODE_SIZE)
 
 

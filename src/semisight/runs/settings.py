@@ -343,9 +343,9 @@ class CaptionSettings:
     code_at_every_step: bool = setting(
         default=False, help="Show the code to the recurrent network at every word, not at the first alone."
     )
-    look_at_places: bool = setting(
+    attention: bool = setting(
         default=False,
-        help="Where the code has several places, let every word look at them.",
+        help="Soft attention: every word weighs the places of the code, where it has several.",
         shown="with --grid, for captions alone",
     )
     caption_dropout: float = setting(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from semisight.errors import UserError
+from semisight.model.evaluating import evaluating
 from semisight.objectives.step import Batch, Images, Objective, Rows, sum_over_processes
 from semisight.random import Stream, reseed
 
@@ -44,9 +45,7 @@ def validate(
     generator = torch.Generator()
     names: tuple[str, ...] = ()
     sums = torch.zeros(0, dtype=torch.float64)
-    was_training = objective.training
-    objective.eval()
-    try:
+    with evaluating(objective):
         # the first batch is evaluated by all, because all must know the names of the terms, and counted once
         for number, start in enumerate(range(0, len(images), batch_size)):
             own = number % processes == rank
@@ -65,8 +64,6 @@ def validate(
                 sums = torch.zeros(len(names), dtype=torch.float64)
             if own:
                 sums += len(index) * torch.stack([step.terms[name].detach() for name in names]).cpu().double()
-    finally:
-        objective.train(was_training)
     sums = sums.float().to(weight.device) if weight.device.type == "mps" else sums.to(weight.device)
     sums = sum_over_processes(sums) if processes > 1 else sums  # one of several may be asked alone, as by a recipe
     return dict(zip(names, (sums / len(images)).tolist(), strict=True))

@@ -5,7 +5,7 @@
     mu, log sigma = W2 gelu(C) + W3 mean over places of X  the second term is linear: with few images it carries most
 
 A code may keep the places of a grid (`place_architecture`): then all of this is done at each place by itself, with X
-there in the mean's place and no z, and a caption head looks at the places one by one (heads/captions.py).
+there in the mean's place and no z, and a caption head attends to the places (heads/captions.py).
 
 Dropout before every matrix, in training alone. What is learned on features by gradient (captions, tags, and labels
 beside them) has this encoder; labels alone have a closed form (features.py).

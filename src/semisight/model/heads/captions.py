@@ -7,13 +7,14 @@
     y_t | y_<t, s ~ softmax(V h_t)                              until y_T is the end symbol
 
 With `code_at_every_step`, beyond the paper, h_t = H([w_{t-1}, s], h_{t-1}): nothing of the image has to be remembered.
-Where the code has places (s_i, i = 1..L, as of a grid of features), every word looks at them; also beyond the paper:
+With `places`, soft attention over the places of the code (s_i, i = 1..L, as of a grid of features); also beyond the
+paper:
 
-    alpha_t = softmax_i (W_q h_t . W_k s_i)         which places the next word is about
-    y_t     ~ softmax(V tanh(W_l [h_t, sum_i alpha_ti s_i]))
+    alpha_t = softmax_i (W_q h_t . W_k s_i / sqrt(A))       which places the next word is about; A numbers in each key
+    y_t     ~ softmax(V tanh(W_r [h_t, sum_i alpha_ti s_i]))
 
-and s above is their mean. The look follows the recurrent step instead of preceding it (Lu et al., "Knowing when to
-look", 2017): all words of a caption look at once, and none waits for the one before.
+and s above is their mean. Attention follows the recurrent step instead of preceding it (Lu et al., "Knowing when to
+look", 2017): all words of a caption attend at once, and none waits for the one before.
 
 Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
 
@@ -26,7 +27,7 @@ missing caption: it contributes exactly nothing, to the value and to the gradien
 several rows with the same code.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,16 +38,16 @@ from torch.nn.utils.rnn import PackedSequence
 END, PADDING = 0, -1
 Start = Literal["paper", "wide"]
 SMALL = 0.01  # appendix B: non-recurrent weights are uniform in [-0.01, 0.01]
-KEYS = 256  # numbers that a look and a place are compared by
+KEYS = 256  # A, the numbers that a query and a place are compared by
 CODE_START = 0.3  # of a wide start: the deviation of C s for a code of unit variance
 REMEMBER = 4.0  # of a wide start: the bias of the gate that keeps the state; 98 % of it then lives on at every word
-LOOKING = 1.0  # the same where words look at places: the image need not be remembered
+ATTENDING = 1.0  # the same with attention: the image need not be remembered
 
 
 @dataclass(frozen=True)
 class State:
     """What a prefix has left behind: h [..., H], an LSTM's c [..., H], and what the code adds to the gates at every
-    step, [..., gates * H], where it does; and the places that its words look at."""
+    step, [..., gates * H], where it does; and the places that its words attend to."""
 
     h: Tensor
     c: Tensor | None = None
@@ -55,8 +56,7 @@ class State:
 
     def at(self, index: Tensor) -> "State":
         """The states at positions of the first axis."""
-        c = None if self.c is None else self.c[index]
-        code = None if self.code is None else self.code[index]
+        c, code = (None if part is None else part[index] for part in (self.c, self.code))
         return State(self.h[index], c, code, None if self.places is None else self.places.at(index))
 
 
@@ -72,17 +72,17 @@ class Places:
     def at(self, index: Tensor) -> "Places":
         return Places(self.values, self.keys, index if self.owner is None else self.owner[index])
 
-    def seen(self, queries: Tensor) -> Tensor:
-        """[R, ..., K] for queries [R, ..., A]."""
+    def attend(self, queries: Tensor) -> Tensor:
+        """[R, ..., K]: the mean of the places, weighed by how each key agrees with the query [R, ..., A]."""
         if self.owner is None:
-            return attended(queries[..., None, :], self.keys, self.values).squeeze(-2)
+            return F.scaled_dot_product_attention(queries[..., None, :], self.keys, self.values).squeeze(-2)
         counts = torch.bincount(self.owner, minlength=len(self.keys))
         order = self.owner.argsort(stable=True)
         slot = torch.empty_like(order)
         slot[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.owner[order]]
         table = queries.new_zeros(len(counts), int(counts.max()), *queries.shape[1:])
         table[self.owner, slot] = queries
-        found = attended(table.movedim(1, -2), self.keys, self.values)
+        found = F.scaled_dot_product_attention(table.movedim(1, -2), self.keys, self.values)
         return found.movedim(-2, 1)[self.owner, slot]
 
 
@@ -97,7 +97,7 @@ class CaptionHead(nn.Module):
         cell: "gru" or "lstm".
         start: how the weights are drawn, "paper" or "wide".
         code_at_every_step: the cell sees the code with every word, not only at the start.
-        places: of the code, K maps of so many; where there are more than one, every word looks at them.
+        places: of the code, K maps of so many; where there are more than one, every word attends to them.
         dropout: of the embedded words and of the states that words are predicted from.
         generator: draws the first weights.
 
@@ -146,7 +146,7 @@ class CaptionHead(nn.Module):
         self.cell, self.code_at_every_step, self.places = cell, code_at_every_step, places
         if places > 1:
             self.query, self.key = nn.Linear(hidden_size, KEYS), nn.Linear(maps, KEYS)
-            self.look = nn.Linear(hidden_size + maps, hidden_size)
+            self.readout = nn.Linear(hidden_size + maps, hidden_size)
         self._initialise(generator)
         if start == "wide":
             self._widen(generator)
@@ -174,12 +174,12 @@ class CaptionHead(nn.Module):
         w_ih: Tensor = self.recurrent.all_weights[0][0]
         maps = [(w_ih, 1.0), (self.words.weight, 1.0), (self.code.weight, CODE_START)]
         if self.places > 1:
-            maps += [(layer.weight, 1.0) for layer in (self.query, self.key, self.look)]
+            maps += [(layer.weight, 1.0) for layer in (self.query, self.key, self.readout)]
         for weight, gain in maps:
             weight.normal_(0, gain / weight.shape[1] ** 0.5, generator=generator)
         # the second block: a GRU's update gate (torch: h <- (1 - z) n + z h), an LSTM's forget gate
         self.recurrent.all_weights[0][3].view(-1, self.recurrent.hidden_size)[1] = (
-            LOOKING if self.places > 1 else REMEMBER
+            ATTENDING if self.places > 1 else REMEMBER
         )
 
     @property
@@ -204,16 +204,17 @@ class CaptionHead(nn.Module):
         if n == 0:
             return table
         rows, lengths = order[:n], lengths[order[:n]]
-        first = self.start(s[rows])
+        s = s[rows]
+        first = self.start(s)
         h, owners, t = first.h, torch.arange(n, device=s.device), torch.zeros_like(rows)
         if n_longer:
-            pooled = self._mean_place(s[rows]) if self.code_at_every_step else None
+            pooled = self._mean_place(s) if self.code_at_every_step else None
             later = self._later_words(captions[rows], lengths, first, n_longer, pooled)
             h, t, owners = (torch.cat(pair) for pair in zip((h, t, owners), later, strict=True))
         if first.places is not None:
             queries = table.new_zeros(n, captions.shape[1], KEYS).index_put((owners, t), self.query(h).to(table))
-            seen = attended(queries, first.places.keys, first.places.values)[owners, t]
-            h = self._with_look(self.dropout(h), seen)
+            context = F.scaled_dot_product_attention(queries, first.places.keys, first.places.values)
+            h = self._read(self.dropout(h), context[owners, t])
         rows = rows[owners]
         log_p = -F.cross_entropy(self.words(self.dropout(h)), captions[rows, t], reduction="none")
         return table.index_put((rows, t), log_p.to(table))
@@ -251,7 +252,7 @@ class CaptionHead(nn.Module):
         """[..., V]: log p(y_t | y_<t, s) of every symbol."""
         h = state.h
         if state.places is not None:
-            h = self._with_look(h, state.places.seen(self.query(h)))
+            h = self._read(h, state.places.attend(self.query(h)))
         return self.words(h).log_softmax(-1)
 
     def step(self, symbols: Tensor, state: State) -> State:
@@ -273,11 +274,10 @@ class CaptionHead(nn.Module):
             x_r, x_z, x_n = inputs.chunk(3, -1)
             h_r, h_z, h_n = recurrent.chunk(3, -1)
             r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
-            h = torch.lerp(torch.tanh(x_n + r * h_n), state.h, z)
-            return State(h, None, state.code, state.places)
+            return replace(state, h=torch.lerp(torch.tanh(x_n + r * h_n), state.h, z))
         i, f, g, o = (inputs + recurrent).chunk(4, -1)
         c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)
-        return State(torch.sigmoid(o) * torch.tanh(c), c, state.code, state.places)
+        return replace(state, h=torch.sigmoid(o) * torch.tanh(c), c=c)
 
     # ---- places ----
 
@@ -289,9 +289,9 @@ class CaptionHead(nn.Module):
         """[..., K]"""
         return self._places(s).mean(-2) if self.places > 1 else s
 
-    def _with_look(self, h: Tensor, seen: Tensor) -> Tensor:
-        """What the next word is read from: [..., H]."""
-        return torch.tanh(self.look(torch.cat([h, seen.to(h)], -1)))
+    def _read(self, h: Tensor, context: Tensor) -> Tensor:
+        """What the next word is told from: [..., H]."""
+        return torch.tanh(self.readout(torch.cat([h, context.to(h)], -1)))
 
     @torch.no_grad()
     def predict(self, codes: Tensor, max_words: int = 30) -> Tensor:
@@ -315,11 +315,6 @@ class CaptionHead(nn.Module):
             log_weight = log_weight + log_p.gather(-1, known.expand(len(codes), -1)[..., None]).squeeze(-1)
             state = self.advance(inputs[known], state)
         return torch.stack(chosen, 1)
-
-
-def attended(queries: Tensor, keys: Tensor, places: Tensor) -> Tensor:
-    """[..., T, K]: for every query [..., T, A] the mean of the places [..., L, K], weighed by keys [..., L, A]."""
-    return (queries @ keys.transpose(-1, -2) * keys.shape[-1] ** -0.5).softmax(-1) @ places
 
 
 def words_per_caption(captions: Tensor) -> Tensor:

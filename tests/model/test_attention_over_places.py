@@ -1,4 +1,4 @@
-"""A code that keeps the places of a grid: its encoder works on each place alone, its captions look at them."""
+"""A code that keeps the places of a grid: encoded place by place, and every word of its captions attends to them."""
 
 import math
 from typing import Literal
@@ -22,7 +22,7 @@ MAPS, PLACES = 3, 4
 Cell = Literal["gru", "lstm"]
 
 
-def looking_head(cell: Cell = "gru", fed: bool = True, dropout: float = 0.0) -> CaptionHead:
+def attending_head(cell: Cell = "gru", fed: bool = True, dropout: float = 0.0) -> CaptionHead:
     generator = torch.Generator().manual_seed(1)
     head = CaptionHead(
         MAPS * PLACES,
@@ -37,7 +37,7 @@ def looking_head(cell: Cell = "gru", fed: bool = True, dropout: float = 0.0) -> 
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.uniform_(-1.2, 1.2, generator=generator)
-        head.query.weight /= 4  # looks that are neither even nor at one place
+        head.query.weight /= 4  # neither even nor at one place
     return head
 
 
@@ -56,7 +56,7 @@ def naive(head: CaptionHead, caption: list[int], s: Tensor) -> Tensor:
         alike = torch.stack([head.query(h) @ head.key(place) for place in places]) / math.sqrt(KEYS)
         alpha = alike.softmax(0)
         seen = sum((a * place for a, place in zip(alpha, places, strict=True)), torch.zeros_like(mean))
-        read = torch.tanh(head.look(torch.cat([h, seen])))
+        read = torch.tanh(head.readout(torch.cat([h, seen])))
         total = total + torch.log_softmax(head.words(read), -1)[symbol]
         x = head.embedding.weight[symbol]
         x = torch.cat([x, mean]) if head.code_at_every_step else x
@@ -70,7 +70,7 @@ def naive(head: CaptionHead, caption: list[int], s: Tensor) -> Tensor:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("fed", [False, True])
 def test_whole_captions_and_word_by_word_equal_one_place_at_a_time(cell: Cell, fed: bool) -> None:
-    head = looking_head(cell, fed)
+    head = attending_head(cell, fed)
     captions = torch.tensor([[2, 0, -1, -1], [1, 2, 3, 0], [-1] * 4, [0, -1, -1, -1], [3, 3, 1, 2]])
     s = codes(len(captions))
     rows = [[i for i in row if i >= 0] for row in captions.tolist()]
@@ -84,8 +84,8 @@ def test_whole_captions_and_word_by_word_equal_one_place_at_a_time(cell: Cell, f
     torch.testing.assert_close(total, expected[[1, 4]], atol=1e-12, rtol=0)
 
 
-def test_what_is_seen_matters_and_in_which_order_does_not() -> None:
-    head, s = looking_head(), codes(2)
+def test_what_is_attended_to_matters_and_in_which_order_does_not() -> None:
+    head, s = attending_head(), codes(2)
     captions = torch.tensor([[1, 2, 3, 0], [3, 1, 1, 0]])
     expected = head.log_prob(captions, s)
     turned = s.view(2, MAPS, PLACES).flip(2).flatten(1)
@@ -95,7 +95,7 @@ def test_what_is_seen_matters_and_in_which_order_does_not() -> None:
 
 
 def test_a_missing_caption_touches_nothing_of_its_image() -> None:
-    head, s = looking_head(), codes(3)
+    head, s = attending_head(), codes(3)
     s[1] = torch.nan
     s.requires_grad_()
     head.log_prob(torch.tensor([[1, 2, 0], [-1, -1, -1], [3, 0, -1]]), s).sum().backward()
@@ -105,7 +105,7 @@ def test_a_missing_caption_touches_nothing_of_its_image() -> None:
 
 
 def test_the_search_finds_what_enumerating_finds_and_scores_it_exactly() -> None:
-    head, drawn = looking_head().requires_grad_(False), codes(6).view(3, 2, -1)  # three codes of two images
+    head, drawn = attending_head().requires_grad_(False), codes(6).view(3, 2, -1)  # three codes of two images
     found = beam_search(head, drawn, beam=200, max_words=3)
     every = torch.cartesian_prod(*[torch.arange(1, 4)] * 2)
     sentences = [[END], *([word, END] for word in range(1, 4)), *([*pair, END] for pair in every.tolist())]
@@ -124,7 +124,7 @@ def test_the_search_finds_what_enumerating_finds_and_scores_it_exactly() -> None
 
 
 def test_dropout_is_for_training_alone() -> None:
-    head, captions, s = looking_head(dropout=0.5), torch.tensor([[1, 2, 3, 0]]), codes(1)
+    head, captions, s = attending_head(dropout=0.5), torch.tensor([[1, 2, 3, 0]]), codes(1)
     assert float(head.log_prob(captions, s)) != float(head.log_prob(captions, s))
     head.eval()
     assert float(head.log_prob(captions, s)) == float(head.log_prob(captions, s))
