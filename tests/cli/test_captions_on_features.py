@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,10 @@ def test_a_grid_and_tags_and_labels_beside_captions(photos: Path, tmp_path: Path
     assert "0016.jpg" in ok("caption", tmp_path / "grid", photos / "photos" / "home", "--limit", "4")
     assert "1" in ok("search", tmp_path / "grid", "a dark corner", "-n", "3")
     ok("report", tmp_path / "grid")
+    exported = json.loads(ok("export", tmp_path / "grid", "--out", tmp_path / "grid.onnx", "--format", "json"))
+    assert exported["difference"] <= 1e-4 and "caption" in exported["outputs"]
+    ok("embed", tmp_path / "grid", photos / "photos" / "home", "--out", tmp_path / "grid.npz")
+    assert np.load(tmp_path / "grid.npz")["codes"].shape[1] == run.architecture.code_size
     beside = ("--backbone", photos / "map.onnx", "--grid", "--tags", photos / "tags.csv")
     train(photos, tmp_path / "flat", *beside, "--captions", photos / "captions.csv", "--steps", "2", "--no-report")
     assert load_run(tmp_path / "flat").captions.head.places == 1  # tags are told by the whole code

@@ -20,7 +20,7 @@ from semisight.runs.references import BASELINE, Way, table
 from semisight.runs.run import DataRecord, load_run
 from semisight.runs.settings import resolve
 from semisight.runs.train import save_run
-from semisight.training.class_prior import Both
+from semisight.training.class_prior import WithClassPrior
 from semisight.training.soft_em import CrossValidated, LearnsHead, SoftEM, cross_validate, mean_decision
 
 N, SIZE, CLASSES = 300, 24, 4
@@ -164,7 +164,7 @@ def test_a_prior_for_each_class_is_tried_where_labels_are_few_and_chosen_by_cros
         monkeypatch.setattr(on_features, "cross_validate", said)
         chosen = choose(codes, few(labels, 3), CLASSES, seed=0)
         assert [way.chosen for way in chosen.ways].index(True) == best
-        assert isinstance(chosen.how, Both) == (best == 2)
+        assert isinstance(chosen.how, WithClassPrior) == (best == 2)
 
 
 def test_a_run_on_features_is_saved_loaded_and_says_the_same(tmp_path: Path) -> None:

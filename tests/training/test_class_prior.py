@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from semisight.model.heads.labels import Softmax
-from semisight.training.class_prior import Both, ClassPrior
+from semisight.training.class_prior import ClassPrior, WithClassPrior
 from semisight.training.soft_em import SoftEM
 
 PLAIN = ClassPrior(weight=1.0, k=0.0, heat=1.0, shrinkage=0.0)
@@ -110,6 +110,6 @@ def test_the_product_is_the_product() -> None:
     s, truth = clusters()
     views, labels = [s.float()], few(truth, 2)
     em, prior = SoftEM()(views, labels, 3), ClassPrior()(views, labels, 3)
-    both = Both()(views, labels, 3).decision(views[0])
+    both = WithClassPrior()(views, labels, 3).decision(views[0])
     right = 2.0 * em.decision(views[0]) + 0.25 / 3.0 * prior.decision(views[0])
     torch.testing.assert_close(both, right, atol=1e-4, rtol=1e-4)

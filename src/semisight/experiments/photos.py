@@ -21,10 +21,10 @@ has).
     self-training                  scikit-learn's SelfTrainingClassifier around the logistic regression
     ours                           code in closed form, head by soft EM, with few labels times a prior for each class,
                                    all cross-validated (runs/on_features.py)
+    ours-labels-alone              the same head without the unlabelled images
     ours-without-class-prior       the same without that prior (as `ours` where it is not tried: 4 labels and more)
     class-prior                    the prior for each class alone: EM, the labels of all others summed over
     class-prior-labels-alone       the same without the unlabelled images in its means
-    ours-labels-alone              the same head without the unlabelled images
     ours-without-bound             `ours` on the scaled features themselves: no image model
     ours-one-view                  `ours` with the plain view alone
 

@@ -1,11 +1,12 @@
 """A pretrained network and what was learned on its features as one ONNX graph, from pixels to answers.
 
-    images [B, 3, S, S] in [0, 1]  ->  as the network takes them  ->  network  ->  pooled [B, C, 1, 1]  ->  heads
+    images [B, 3, S, S] in [0, 1]  ->  as the network takes them  ->  network  ->  features [B, C, h, w]  ->  heads
 
 What is done before, cropping and scaling to S x S pixels, stands in the file's metadata. The graph sees the plain view
 of an image; `semisight predict` averages over all views that the run has learned with.
 """
 
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from semisight.errors import UserError
 
 
 def merged(heads: Any, backbone: Backbone, opset: int) -> Any:
-    """The network before `heads`, an ONNX model that takes features [B, C, 1, 1] as `images`."""
+    """The network before `heads`, an ONNX model that takes features [B, C, h, w] as `images`."""
     import onnx
 
     job = backbone.job
@@ -31,11 +32,9 @@ def merged(heads: Any, backbone: Backbone, opset: int) -> Any:
     (entry,) = network.graph.input
     if entry.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
         raise UserError(f"{backbone.name} does not take 32-bit numbers: it cannot be exported with the heads.")
-    if not job.network["pooled"]:
-        raise UserError("a run on maps of features with their places cannot be exported yet: train without --grid.")
     named = job.network["output"]
     outputs = [one for one in network.graph.output if named is None or one.name == f"backbone/{named}"]
-    before, after = _before(backbone, entry), _after(backbone, outputs[0])
+    before, after = _before(backbone, entry), _after(backbone, outputs[0], job.network["pooled"])
     result = before
     for model in (before, network, after):  # as onnx wants it of what is put together; heads has what runtimes know
         model.ir_version = heads.ir_version
@@ -83,38 +82,48 @@ def _before(backbone: Backbone, entry: Any) -> Any:
     return helper.make_model(graph)
 
 
-def _after(backbone: Backbone, output: Any) -> Any:
-    """Any output of a network as pooled features [B, C, 1, 1], as backbones/onnx_file.py reads it."""
+def _after(backbone: Backbone, output: Any, pooled: bool) -> Any:
+    """Any output of a network as features [B, C, h, w], as backbones/onnx_file.py reads it."""
     from onnx import TensorProto, helper, numpy_helper
 
-    n_axes = len(output.type.tensor_type.shape.dim)
-    channels = backbone.feature_shape[0]
-    constants = {"pool/shape": np.array([0, channels, 1, 1], np.int64)}
-    nodes, last = [], "pool/given"
-    if n_axes == 4:
-        constants["pool/axes"] = np.array([1, 2] if backbone.preprocessing.layout == "nhwc" else [2, 3], np.int64)
-    elif n_axes == 3:
-        tokens = output.type.tensor_type.shape.dim[1].dim_value
-        side = int(tokens**0.5)
-        if tokens and tokens != side * side:  # the first is of the whole image
-            constants["pool/first"] = np.array(0, np.int64)
-            nodes.append(helper.make_node("Gather", [last, "pool/first"], ["pool/token"], axis=1))
-            last = "pool/token"
+    axes = output.type.tensor_type.shape.dim
+    nhwc = backbone.preprocessing.layout == "nhwc"
+    constants: dict[str, Any] = {}
+    nodes: list[Any] = []
+
+    def then(kind: str, constant: Any = None, **attributes: Any) -> None:
+        last = nodes[-1].output[0] if nodes else "features/given"
+        inputs, name = [last], f"features/{len(nodes)}"
+        if constant is not None:
+            constants[f"{name}/constant"] = np.array(constant, np.int64)
+            inputs.append(f"{name}/constant")
+        nodes.append(helper.make_node(kind, inputs, [name], **attributes))
+
+    if len(axes) == 4:
+        if pooled:
+            then("ReduceMean", [1, 2] if nhwc else [2, 3], keepdims=0)
+        elif nhwc:
+            then("Transpose", perm=[0, 3, 1, 2])
+    elif len(axes) == 3:
+        tokens = axes[1].dim_value
+        if not pooled:
+            _, h, w = backbone.feature_shape
+            then("Gather", list(range(-h * w, 0)), axis=1)  # those before are of the whole image
+            then("Transpose", perm=[0, 2, 1])
+        elif tokens and tokens != isqrt(tokens) ** 2:
+            then("Gather", 0, axis=1)
         else:
-            constants["pool/axes"] = np.array([1], np.int64)
-    elif n_axes != 2:
-        raise UserError(f"an output of {n_axes} axes cannot be pooled in an ONNX file.")
-    if "pool/axes" in constants:
-        nodes.append(helper.make_node("ReduceMean", [last, "pool/axes"], ["pool/mean"], keepdims=0))
-        last = "pool/mean"
-    nodes.append(helper.make_node("Reshape", [last, "pool/shape"], ["pool/features"]))
-    shape = [dim.dim_value or "batch" if i == 0 else dim.dim_value or None
-             for i, dim in enumerate(output.type.tensor_type.shape.dim)]  # fmt: skip
+            then("ReduceMean", [1], keepdims=0)
+    elif len(axes) != 2:
+        raise UserError(f"an output of {len(axes)} axes cannot be read in an ONNX file.")
+    then("Reshape", [0, *backbone.feature_shape])
+    shape = [dim.dim_value or "batch" if i == 0 else dim.dim_value or None for i, dim in enumerate(axes)]
+    out = helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, ["batch", *backbone.feature_shape])
     graph = helper.make_graph(
         nodes,
-        "pool",
-        [helper.make_tensor_value_info("pool/given", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("pool/features", TensorProto.FLOAT, ["batch", channels, 1, 1])],
+        "features",
+        [helper.make_tensor_value_info("features/given", TensorProto.FLOAT, shape)],
+        [out],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return helper.make_model(graph)

@@ -33,16 +33,16 @@ from semisight.runs.kinds import kind_named
 from semisight.runs.references import BASELINE, Logistic, Way, logistic_regression
 from semisight.runs.run import Run
 from semisight.runs.settings import Settings
-from semisight.training.class_prior import Both
+from semisight.training.class_prior import WithClassPrior
 from semisight.training.folder import describe
 from semisight.training.soft_em import CrossValidated, SoftEM, cross_validate, label_folds
 from semisight.training.state import Counters
 
 _SURER = 1 / 3  # how much surer the head of all labels is, times classes per label; on Caltech-101, docs/experiments.md
-WAYS: dict[str, SoftEM | Both] = {
+WAYS: dict[str, SoftEM | WithClassPrior] = {
     "our model, labels alone": SoftEM(weight=0.0),
     "our model with the unlabelled images": SoftEM(),
-    "the same, and a prior for each class": Both(),
+    "the same, and a prior for each class": WithClassPrior(),
 }
 FEW = 4  # labels of a class, on average, below which the last is tried: with 5 and 10 it gained nothing on Caltech-101
 
@@ -69,7 +69,7 @@ def codes_of(model: ImageModel, views: Sequence[Tensor]) -> list[Tensor]:
 class Chosen:
     """How the head is learned, the map from its decision values to probabilities, and what every way was worth."""
 
-    how: SoftEM | Both
+    how: SoftEM | WithClassPrior
     calibration: Calibration | None
     ways: tuple[Way, ...]
     calibration_error: float = math.nan
@@ -87,7 +87,7 @@ def choose(codes: Sequence[Tensor], labels: Tensor, n_classes: int, seed: int, w
     of WAYS are tried."""
     tried = [(name, how) for name, how in list(WAYS.items())[:ways] if how.weight == 0 or bool((labels < 0).any())]
     if int((labels >= 0).sum()) >= FEW * n_classes:
-        tried = [(name, how) for name, how in tried if not isinstance(how, Both)]
+        tried = [(name, how) for name, how in tried if not isinstance(how, WithClassPrior)]
     if not label_folds(labels, seed=seed):  # nothing can be left out to measure on
         return Chosen(tried[-1][1], None, ())
     found, said = [], []

@@ -167,10 +167,11 @@ def compose(settings: Settings, sets: Sets, former: RunFolder | None = None) -> 
     measured = [(kind, terms) for kind, target in zip(found, targets, strict=True)
                 if (terms := kind.terms(settings, sets, target)) is not None]  # fmt: skip
     config = _with_metric(settings, measured, bool(found))
-    log_every = min(config.log_every, max(1, plan.steps_per_epoch * config.validate_every))
     if on_features and settings.data.captions is not None and _bf16(settings):
         config = dataclasses.replace(config, precision="bf16")
-    config = dataclasses.replace(config, log_every=log_every)  # the curves of a small set get a point for each epoch
+    # The curves of a small set get a point for each epoch.
+    log_every = min(config.log_every, max(1, plan.steps_per_epoch * config.validate_every))
+    config = dataclasses.replace(config, log_every=log_every)
     check = _validator(sets.valid, measured, config) if measured or (found and sets.valid is not None) else None
     return Recipe(settings, sets, objective, found, about, config, plan, check)
 

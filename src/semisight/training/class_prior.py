@@ -63,7 +63,7 @@ class ClassPrior:
 
 
 @dataclass(frozen=True)
-class Both:
+class WithClassPrior:
     """The product of what soft EM and a prior for each class say, the latter to the power `share`."""
 
     em: SoftEM = field(default_factory=SoftEM)

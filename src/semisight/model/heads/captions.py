@@ -75,14 +75,14 @@ class Places:
     def attend(self, queries: Tensor) -> Tensor:
         """[R, ..., K]: the mean of the places, weighed by how each key agrees with the query [R, ..., A]."""
         if self.owner is None:
-            return F.scaled_dot_product_attention(queries[..., None, :], self.keys, self.values).squeeze(-2)
+            return attention(queries[..., None, :], self.keys, self.values).squeeze(-2)
         counts = torch.bincount(self.owner, minlength=len(self.keys))
         order = self.owner.argsort(stable=True)
         slot = torch.empty_like(order)
         slot[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self.owner[order]]
         table = queries.new_zeros(len(counts), int(counts.max()), *queries.shape[1:])
         table[self.owner, slot] = queries
-        found = F.scaled_dot_product_attention(table.movedim(1, -2), self.keys, self.values)
+        found = attention(table.movedim(1, -2), self.keys, self.values)
         return found.movedim(-2, 1)[self.owner, slot]
 
 
@@ -213,7 +213,7 @@ class CaptionHead(nn.Module):
             h, t, owners = (torch.cat(pair) for pair in zip((h, t, owners), later, strict=True))
         if first.places is not None:
             queries = table.new_zeros(n, captions.shape[1], KEYS).index_put((owners, t), self.query(h).to(table))
-            context = F.scaled_dot_product_attention(queries, first.places.keys, first.places.values)
+            context = attention(queries, first.places.keys, first.places.values)
             h = self._read(self.dropout(h), context[owners, t])
         rows = rows[owners]
         log_p = -F.cross_entropy(self.words(self.dropout(h)), captions[rows, t], reduction="none")
@@ -315,6 +315,12 @@ class CaptionHead(nn.Module):
             log_weight = log_weight + log_p.gather(-1, known.expand(len(codes), -1)[..., None]).squeeze(-1)
             state = self.advance(inputs[known], state)
         return torch.stack(chosen, 1)
+
+
+def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """[..., T, K]: torch's own, with an axis for one head, without which it cannot be exported to ONNX."""
+    heads = (part.unsqueeze(-3) for part in (queries, keys, values))
+    return F.scaled_dot_product_attention(*heads).squeeze(-3)
 
 
 def words_per_caption(captions: Tensor) -> Tensor:
