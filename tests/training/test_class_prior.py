@@ -34,7 +34,7 @@ def error(head: Softmax, s: Tensor, truth: Tensor) -> float:
     return float((head.decision(s).argmax(1) != truth).float().mean())
 
 
-def log_likelihood(head: Softmax, s: Tensor, labels: Tensor, means: Tensor, within: Tensor) -> float:
+def log_likelihood(s: Tensor, labels: Tensor, means: Tensor, within: Tensor) -> float:
     """Of the codes and the labels that are given, every other label summed over by enumeration."""
     log_p = torch.stack([MultivariateNormal(mean, within).log_prob(s) for mean in means], 1) - math.log(len(means))
     known = labels >= 0
@@ -83,7 +83,7 @@ def test_the_likelihood_with_missing_labels_summed_over_never_falls() -> None:
         means, within, q = by_hand(s, labels, how)
         head = how([s], labels, 3)
         torch.testing.assert_close(head.decision(s[labels < 0]).softmax(1), q[labels < 0], atol=1e-3, rtol=0)
-        found.append(log_likelihood(head, s, labels, means, within))
+        found.append(log_likelihood(s, labels, means, within))
     later = torch.tensor(found[1:])  # before, W is that of all codes
     assert bool((later.diff() > -1e-6).all()) and float(later[-1] - later[0]) > 1
 

@@ -57,7 +57,7 @@ class FeatureNetwork(nn.Module):
         if len(below) > (0 if self.keeps_places else 1) or any(layer.kernel != 1 for layer in below):
             raise UserError("a network of features has at most one pooled layer, of 1 x 1 filters, below a flat code.")
         self.architecture, self.operators, self.hidden_size = architecture, operators, hidden_size
-        self.has_places, self.code_shape = bool(below), architecture.code_shape
+        self.has_places, self.code_shape = bool(below), architecture.code_shape  # places z, not those of the code
         channels, n_code = architecture.image_shape[0], self.code_shape[0]
         maps = below[0].maps if below else hidden_size
         n_blocks = architecture.shapes[0].pooled[0] * architecture.shapes[0].pooled[1] if below else 1

@@ -319,8 +319,8 @@ class CaptionHead(nn.Module):
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """[..., T, K]: torch's own, with an axis for one head, without which it cannot be exported to ONNX."""
-    heads = (part.unsqueeze(-3) for part in (queries, keys, values))
-    return F.scaled_dot_product_attention(*heads).squeeze(-3)
+    q, k, v = (part.unsqueeze(-3) for part in (queries, keys, values))
+    return F.scaled_dot_product_attention(q, k, v).squeeze(-3)
 
 
 def words_per_caption(captions: Tensor) -> Tensor:
