@@ -49,6 +49,7 @@ def test_what_is_learned_on_features_is_asked_like_any_run(photos: Path, caption
     run = load_run(captioned)
     assert run.backbone == str(photos / "tiny.onnx") and run.captions.head.code_at_every_step
     assert run.config.metric == "CIDEr" and run.config.metric_rises
+    assert run.captions.head.tied and run.captions.head.embedding.embedding_dim == 16  # as --hidden-size says
     rows = list(
         csv.DictReader(io.StringIO(ok("caption", captioned, photos / "photos", "--limit", "9", "--format", "csv")))
     )

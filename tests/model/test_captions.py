@@ -220,3 +220,40 @@ def test_from_a_wide_start_the_image_is_still_heard_after_eight_words(cell: Cell
     with torch.no_grad():
         assert left(remembering=True) > 0.3
         assert left(remembering=False) < 0.1
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_tied_words_are_told_by_the_table_they_are_read_by(cell: Cell) -> None:
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"hidden_size": 4, "embedding_size": 4, "cell": cell, "start": "wide", "code_at_every_step": True}
+    head = CaptionHead(3, 5, **sizes, tied=True, generator=generator).double()
+    assert "words.weight" not in head.state_dict()
+    # an ordinary head that holds the same table twice: as it is to tell words, and scaled to read them
+    twin = CaptionHead(3, 5, **sizes).double()
+    table = head.embedding.weight.detach()
+    known = {name: value for name, value in head.state_dict().items() if name != "embedding.weight"}
+    twin.load_state_dict(known | {"embedding.weight": table * 4**0.5, "words.weight": table})
+    captions, s = all_captions(5, 3), codes(1)
+    there = head.log_prob(captions, s.expand(len(captions), -1))
+    torch.testing.assert_close(there, twin.log_prob(captions, s.expand(len(captions), -1)))
+    torch.testing.assert_close(there.exp().sum(), torch.ones((), dtype=torch.float64))
+    word = torch.tensor([2])
+    torch.testing.assert_close(
+        head.log_words(head.step(word, head.start(s))), twin.log_words(twin.step(word, twin.start(s)))
+    )
+    # both uses teach it: the words that are read, and all that could have been told
+    there[0].backward()
+    assert head.embedding.weight.grad is not None
+    assert bool((head.embedding.weight.grad != 0).any(1).all())
+
+
+def test_tied_words_start_with_scores_and_inputs_of_unit_variance() -> None:
+    generator = torch.Generator().manual_seed(1)
+    head = CaptionHead(3, 500, hidden_size=64, embedding_size=64, start="wide", tied=True, generator=generator)
+    assert abs(float((head.embedding.weight * head.reading_scale).std()) - 1) < 0.05
+    assert abs(float(head.scores(torch.randn(200, 64, generator=generator)).std()) - 1) < 0.1
+
+
+def test_tied_words_are_as_long_as_the_state() -> None:
+    with pytest.raises(ValueError, match="8 numbers, not 6"):
+        CaptionHead(3, 5, hidden_size=8, embedding_size=6, tied=True)

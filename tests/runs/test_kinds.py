@@ -15,8 +15,9 @@ from semisight.model.image_model import ImageModel
 from semisight.objectives.consistency import Consistency
 from semisight.objectives.joint import Joint
 from semisight.objectives.labels import Labels
+from semisight.runs.captions import one_width
 from semisight.runs.recipe import refresher
-from semisight.runs.settings import CaptionSettings, ConsistencySettings, LabelSettings, parse_xi
+from semisight.runs.settings import CaptionSettings, ConsistencySettings, LabelSettings, parse_xi, resolve
 from semisight.training.state import Counters, TrainerState
 
 TINY = Architecture((1, 8, 8), (Layer(4, 3, 2), Layer(5, 2)), nonlinearity="relu")
@@ -85,3 +86,16 @@ def test_labels_spread_anew_every_so_many_epochs() -> None:
     assert seen == [False, False, True, False, False, True]
     assert refresher(Joint(ImageModel.of(TINY), [labels], consistency=Consistency(spreading=0.0)), IMAGES, 0) is None
     assert refresher(Joint(ImageModel.of(TINY), [labels]), IMAGES, 0) is None
+
+
+def test_words_are_tied_where_they_are_as_long_as_the_state() -> None:
+    for chosen, expected in (
+        ({}, (512, 512, True)),
+        ({"hidden_size": 64}, (64, 64, True)),
+        ({"hidden_size": 64, "embedding_size": 32}, (64, 32, False)),
+    ):
+        settings = resolve({"source": "x", **chosen})
+        found = one_width(settings, {})
+        sizes = (settings.captions.hidden_size, found["embedding_size"], found["tied_words"])
+        assert sizes == expected
+    assert one_width(resolve({"source": "x"}), {"hidden_size": 256}) == {"embedding_size": 256, "tied_words": True}

@@ -268,6 +268,7 @@ def compose(
         cell="lstm" if places > 1 else "gru",
         places=places,
         dropout=ON_FEATURES["caption_dropout"],
+        tied=ON_FEATURES["tied_words"],
         generator=reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0),
     )
     frozen = kind == "two-step"

@@ -35,7 +35,12 @@ FEW_CAPTIONS: dict[str, Any] = {"min_count": 1, "hidden_size": 256, "embedding_s
 LEAST_EPOCHS, STEPS, STEPS_TO_VALIDATION, PATIENCE = 20, 4000, 100, 10
 # On features: every caption 14 times (six: CIDEr 0.54 on images that weights are picked by, 14: above 0.58), within a
 # range and within the minutes given; 12 validations, stopped after half of them without a better one.
-ON_FEATURES: dict[str, Any] = {"batch_size": 128, "code_at_every_step": True, "caption_dropout": 0.5}
+ON_FEATURES: dict[str, Any] = {
+    "batch_size": 128,
+    "code_at_every_step": True,
+    "caption_dropout": 0.5,
+    "tied_words": True,
+}
 PASSES, FEATURE_STEPS, VALIDATIONS = 14, (400, 4000), 12
 _CIDER_IMAGES = 300  # held-out images that captions are written for at a validation
 _MOST_SEEN = 1 << 30  # bytes of a file of hashes that a stranger may have made
@@ -65,6 +70,7 @@ class CaptionKind:
             found |= FEW_CAPTIONS
         if settings.data.on_features:
             found |= ON_FEATURES
+            found |= one_width(settings, found)
             if settings.data.grid and len(sets.train.columns) == 1:
                 found |= attending(_column(sets).n_captions / max(1, n_known))
         size = settings.train.batch_size if "batch_size" in settings.chosen else found.get("batch_size", 64)
@@ -116,6 +122,7 @@ class CaptionKind:
                 "code_at_every_step": head.code_at_every_step,
                 "places": head.places,
                 "caption_dropout": head.dropout.p,
+                "tied_words": head.tied,
             },
         }
 
@@ -208,6 +215,12 @@ def checksum(vocabulary: Vocabulary) -> str:
 
 def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: int) -> CaptionHead:
     names = ("hidden_size", "embedding_size", "cell", "start")
+    tied = bool(settings.get("tied_words", False))
+    if tied and settings["hidden_size"] != settings["embedding_size"]:
+        raise UserError(
+            f"tied_words needs words as long as the hidden state: hidden_size is {settings['hidden_size']}, "
+            f"embedding_size {settings['embedding_size']}. Give both the same value, or leave tied_words out."
+        )
     generator = reseed(torch.Generator(), seed, Stream.CAPTION_HEAD, 0)
     return CaptionHead(
         code_size,
@@ -216,6 +229,7 @@ def _head(settings: Mapping[str, Any], code_size: int, vocab_size: int, seed: in
         code_at_every_step=bool(settings.get("code_at_every_step", False)),  # runs of before 0.4 have none of these
         places=int(settings.get("places", 1)),
         dropout=float(settings.get("caption_dropout", 0.0)),
+        tied=tied,
         generator=generator,
     )
 
@@ -224,6 +238,14 @@ def attending(captions_per_image: float) -> dict[str, Any]:
     """With attention over the places of a grid: an image is encoded once for all its captions."""
     size = max(1, round(ON_FEATURES["batch_size"] / max(1.0, captions_per_image)))
     return {"attention": True, "cell": "lstm", "captions_per_step": None, "batch_size": size}
+
+
+def one_width(settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Words are as long as the hidden state, as tied ones must be, unless either length was chosen by hand."""
+    how, chosen = settings.captions, settings.chosen
+    hidden = how.hidden_size if "hidden_size" in chosen else found.get("hidden_size", how.hidden_size)
+    embedding = how.embedding_size if "embedding_size" in chosen else hidden
+    return {"embedding_size": embedding, "tied_words": embedding == hidden}
 
 
 def places_of(model: ImageModel, attention: bool) -> int:

@@ -351,6 +351,9 @@ class CaptionSettings:
     caption_dropout: float = setting(
         default=0.0, help="Share of numbers left out, in training, of words and hidden units.", ge=0, lt=1
     )
+    tied_words: bool = setting(
+        default=False, help="One table of words to read them and to tell them; embedding_size is hidden_size."
+    )
 
 
 @group

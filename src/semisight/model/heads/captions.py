@@ -16,6 +16,10 @@ paper:
 and s above is their mean. Attention follows the recurrent step instead of preceding it (Lu et al., "Knowing when to
 look", 2017): all words of a caption attend at once, and none waits for the one before.
 
+With `tied`, V = W_e, beyond the paper: a word is told by the numbers it is read by (Press and Wolf, "Using the output
+embedding to improve language models", 2017). Half of the weights go, and rare words are learned from both sides. W_e
+is scaled up by the square root of its width where words are read, so that V keeps the variance of h_t.
+
 Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
 
 All three maps have biases, started at zero, as the paper's "omitted for simplicity" implies. An LSTM carries a second
@@ -99,6 +103,7 @@ class CaptionHead(nn.Module):
         code_at_every_step: the cell sees the code with every word, not only at the start.
         places: of the code, K maps of so many; where there are more than one, every word attends to them.
         dropout: of the embedded words and of the states that words are predicted from.
+        tied: one table of words, to read them and to tell them; hidden and embedding size are the same.
         generator: draws the first weights.
 
     Example:
@@ -120,6 +125,7 @@ class CaptionHead(nn.Module):
         code_at_every_step: bool = False,
         places: int = 1,
         dropout: float = 0.0,
+        tied: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -135,6 +141,8 @@ class CaptionHead(nn.Module):
             raise ValueError(f"dropout is a share of at least 0 and below 1, not {dropout}")
         if places < 1 or code_size % places:
             raise ValueError(f"a code of {code_size} numbers does not divide into {places} places")
+        if tied and hidden_size != embedding_size:
+            raise ValueError(f"tied words are as long as the state: {hidden_size} numbers, not {embedding_size}")
         maps = code_size // places
         self.code = nn.Linear(maps, hidden_size)  # the paper's C
         self.embedding = nn.Embedding(vocab_size, embedding_size)  # W_e
@@ -142,8 +150,10 @@ class CaptionHead(nn.Module):
         inputs = embedding_size + (maps if code_at_every_step else 0)
         self.recurrent: nn.GRU | nn.LSTM = recurrent(inputs, hidden_size)
         self.words = nn.Linear(hidden_size, vocab_size)  # V
+        if tied:
+            self.words.register_parameter("weight", None)
         self.dropout = nn.Dropout(dropout)
-        self.cell, self.code_at_every_step, self.places = cell, code_at_every_step, places
+        self.cell, self.code_at_every_step, self.places, self.tied = cell, code_at_every_step, places, tied
         if places > 1:
             self.query, self.key = nn.Linear(hidden_size, KEYS), nn.Linear(maps, KEYS)
             self.readout = nn.Linear(hidden_size + maps, hidden_size)
@@ -170,9 +180,11 @@ class CaptionHead(nn.Module):
         words is to drive h_1 to its limits, where tanh has no gradient and the image is not heard any more. And the
         image is in h_1 alone: with gates half open (biases of zero) a word says 1/256 of it, eight words later.
         """
-        self.embedding.weight.normal_(generator=generator)
+        self.embedding.weight.normal_(0, 1 / self.reading_scale, generator=generator)
         w_ih: Tensor = self.recurrent.all_weights[0][0]
-        maps = [(w_ih, 1.0), (self.words.weight, 1.0), (self.code.weight, CODE_START)]
+        maps = [(w_ih, 1.0), (self.code.weight, CODE_START)]
+        if not self.tied:
+            maps.insert(1, (self.words.weight, 1.0))
         if self.places > 1:
             maps += [(layer.weight, 1.0) for layer in (self.query, self.key, self.readout)]
         for weight, gain in maps:
@@ -185,6 +197,14 @@ class CaptionHead(nn.Module):
     @property
     def vocab_size(self) -> int:
         return self.words.out_features
+
+    @property
+    def reading_scale(self) -> float:
+        return self.embedding.embedding_dim**0.5 if self.tied else 1.0
+
+    def scores(self, h: Tensor) -> Tensor:
+        """V h: of every symbol, before the softmax."""
+        return F.linear(h, self.embedding.weight if self.tied else self.words.weight, self.words.bias)
 
     # ---- whole captions ----
 
@@ -216,7 +236,7 @@ class CaptionHead(nn.Module):
             context = attention(queries, first.places.keys, first.places.values)
             h = self._read(self.dropout(h), context[owners, t])
         rows = rows[owners]
-        log_p = -F.cross_entropy(self.words(self.dropout(h)), captions[rows, t], reduction="none")
+        log_p = -F.cross_entropy(self.scores(self.dropout(h)), captions[rows, t], reduction="none")
         return table.index_put((rows, t), log_p.to(table))
 
     def _later_words(
@@ -228,7 +248,7 @@ class CaptionHead(nn.Module):
         t, owners = there.nonzero(as_tuple=True)
         batch_sizes = there.sum(1)
         batch_sizes = batch_sizes[batch_sizes > 0].cpu()
-        inputs = self.dropout(self.embedding(captions[owners, t]))
+        inputs = self.dropout(self.embedding(captions[owners, t]) * self.reading_scale)
         if pooled is not None:
             inputs = torch.cat([inputs, pooled[owners].to(inputs)], 1)
         h = first.h[None, :n_longer]
@@ -253,7 +273,7 @@ class CaptionHead(nn.Module):
         h = state.h
         if state.places is not None:
             h = self._read(h, state.places.attend(self.query(h)))
-        return self.words(h).log_softmax(-1)
+        return self.scores(h).log_softmax(-1)
 
     def step(self, symbols: Tensor, state: State) -> State:
         """The state after one more symbol. `symbols` [...] may have size 1 where `state` [..., H] has more."""
@@ -262,7 +282,7 @@ class CaptionHead(nn.Module):
     def inputs(self) -> Tensor:
         """[V, gates * H]: what every word adds to the gates. Computed once, it saves a matrix product per step."""
         w_ih, _, b_ih, _ = self.recurrent.all_weights[0]
-        return F.linear(self.embedding.weight, w_ih[:, : self.embedding.embedding_dim], b_ih)
+        return F.linear(self.embedding.weight * self.reading_scale, w_ih[:, : self.embedding.embedding_dim], b_ih)
 
     def advance(self, inputs: Tensor, state: State) -> State:
         """`step` with rows of `inputs()` in the words' place."""
