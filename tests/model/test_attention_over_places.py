@@ -1,6 +1,7 @@
 """A code that keeps the places of a grid: encoded place by place, and every word of its captions attends to them."""
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -121,6 +122,14 @@ def test_the_search_finds_what_enumerating_finds_and_scores_it_exactly() -> None
         assert float(found.log_prob[image, 0]) == pytest.approx(float(mixed[best]), abs=1e-10)
     exact = mixture_log_prob(head, found.symbols[:, 0], drawn)
     torch.testing.assert_close(exact, found.log_prob[:, 0])
+
+
+def test_prefixes_that_share_places_attend_with_their_own_queries() -> None:
+    head, s, rows = attending_head(), codes(3), torch.tensor([1, 0, 1, 1, 2])
+    h = torch.randn(len(rows), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    shared, apart = head.start(s).at(rows), head.start(s[rows])
+    assert shared.places is not None and len(shared.places.keys) == 3
+    torch.testing.assert_close(head.log_words(replace(shared, h=h)), head.log_words(replace(apart, h=h)))
 
 
 def test_dropout_is_for_training_alone() -> None:
