@@ -99,8 +99,7 @@ class WordSearch:
         if len(places) > max(n, shortlist):
             hint = self.hints[:, list(query.symbols)].float().sum(1)
             places = hint.topk(max(n, shortlist)).indices.sort().values
-        inputs = self.head.inputs()
-        log_prob = _log_prob(self.head, inputs, query.symbols, self.codes[places].to(inputs)).cpu()
+        log_prob = _log_prob(self.head, query.symbols, self.codes[places].to(self.head.embedding.weight)).cpu()
         check_answer(log_prob)
         best = log_prob.topk(min(n, len(places))).indices.tolist()
         return [Match(int(places[i]), float(log_prob[i])) for i in best]
@@ -131,15 +130,15 @@ def _look(head: CaptionHead, inputs: Tensor, codes: Tensor) -> Tensor:
     return (total / count[:, None]).clamp_min(1e-7).log().half().cpu()
 
 
-def _log_prob(head: CaptionHead, inputs: Tensor, symbols: Sequence[int], codes: Tensor) -> Tensor:
+def _log_prob(head: CaptionHead, symbols: Sequence[int], codes: Tensor) -> Tensor:
     """[B]: log p(symbols | s), one sequence for all codes."""
-    found = []
+    found, inputs = [], head.inputs(torch.tensor(symbols, device=codes.device))
     for part in codes.split(_ROWS):
         state = head.start(part)
         total = part.new_zeros(len(part))
         for t, symbol in enumerate(symbols):
             total = total + head.log_words(state)[:, symbol]
             if t + 1 < len(symbols):
-                state = head.advance(inputs[symbol], state)
+                state = head.advance(inputs[t], state)
         found.append(total)
     return torch.cat(found) if found else codes.new_zeros(0)

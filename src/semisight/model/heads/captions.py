@@ -277,12 +277,14 @@ class CaptionHead(nn.Module):
 
     def step(self, symbols: Tensor, state: State) -> State:
         """The state after one more symbol. `symbols` [...] may have size 1 where `state` [..., H] has more."""
-        return self.advance(self.inputs()[symbols], state)
+        return self.advance(self.inputs(symbols), state)
 
-    def inputs(self) -> Tensor:
-        """[V, gates * H]: what every word adds to the gates. Computed once, it saves a matrix product per step."""
+    def inputs(self, symbols: Tensor | None = None) -> Tensor:
+        """[V, gates * H]: what every word, or each of `symbols`, adds to the gates. Computed once, it saves a matrix
+        product per step."""
         w_ih, _, b_ih, _ = self.recurrent.all_weights[0]
-        return F.linear(self.embedding.weight * self.reading_scale, w_ih[:, : self.embedding.embedding_dim], b_ih)
+        words = self.embedding.weight if symbols is None else self.embedding.weight[symbols]
+        return F.linear(words * self.reading_scale, w_ih[:, : self.embedding.embedding_dim], b_ih)
 
     def advance(self, inputs: Tensor, state: State) -> State:
         """`step` with rows of `inputs()` in the words' place."""
