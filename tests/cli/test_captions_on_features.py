@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from semisight.runs import encoder_choice, images
+from semisight.runs.encoder_choice import with_network
 from semisight.runs.run import load_run
+from semisight.runs.settings import CAPTION_VIEWS, resolve
 from tests.backbones.networks import CHANNELS, write_network
 from tests.cli.commands import ok, refused
 from tests.cli.photos import CLASSES, write_photos
@@ -117,3 +120,38 @@ def test_a_grid_and_tags_and_labels_beside_captions(photos: Path, tmp_path: Path
     said = ok("inspect", *data)
     assert f"features of {CHANNELS} x 1 x 1 numbers" in said and "too small" not in said
     assert "--backbone" in refused("train", photos / "photos", "--grid", "--out", tmp_path / "x")
+
+
+def test_captions_of_a_folder_of_pictures_are_learned_on_features_where_nothing_speaks_of_pixels(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [str(photos / "tiny.onnx")])
+    about = (photos / "photos", "--captions", photos / "captions.csv")
+    features = f"features of {CHANNELS} x 1 x 1 numbers"
+    asked_of = []
+    monkeypatch.setattr(images, "with_features", lambda *of, **more: asked_of.append(of))
+    assert features in ok("inspect", *about) and not asked_of  # the network is not run only to look
+    monkeypatch.undo()
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [str(photos / "tiny.onnx")])
+    short = ("--minutes", "0.05", "--no-report", "--threads", "1", "--hidden-size", "8")
+    said = ok("train", *about, "--out", tmp_path / "run", *short)
+    assert "Captions are learned on features of" in said and "--encoder scratch" in said and features in said
+    run = load_run(tmp_path / "run")
+    assert run.backbone == str(photos / "tiny.onnx") and run.about["model"]["features"]["views"] == CAPTION_VIEWS
+    tags = ("--tags", photos / "tags.csv", "--out", tmp_path / "tags", "--minutes", "0.05", "--no-report")
+    assert "Tags are learned on features of" in ok("train", photos / "photos", *tags)
+    for pixels in (("--size", "16"), ("--encoder", "scratch")):
+        assert features not in ok("inspect", *about, *pixels)
+    monkeypatch.setattr(encoder_choice, "networks", list)
+    assert features not in ok("inspect", *about)
+    assert "semisight[photos]" in with_network(resolve({"source": str(photos / "photos"), "captions": "x.csv"}))[1][0]
+
+
+def test_features_that_take_too_long_leave_captions_to_pixels(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_choice, "networks", lambda: [str(photos / "tiny.onnx")])
+    monkeypatch.setattr(encoder_choice, "seconds_for_features", lambda *_: 1000.0)
+    settings = resolve({"source": str(photos / "photos"), "captions": str(photos / "captions.csv")})
+    found, said = with_network(settings)
+    assert found.data.backbone is None and "--minutes 34" in said[0]
+    found, _ = with_network(settings.replace({"max_minutes": 34.0}))
+    assert found.data.backbone == str(photos / "tiny.onnx")

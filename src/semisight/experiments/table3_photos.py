@@ -24,9 +24,8 @@ val.
                           the other systems of the paper's table (caption_rows.py)
 
 Everything is what `semisight train --captions ... --backbone efficientnet-lite2` does (runs/captions.py), but for the
-views, of which it has two, and for the vocabulary: that of all training captions in every row. `R@1`, `R@5`, `R@10`:
-percent of the images' first captions for which search by these words (inference/search.py) finds the image among the
-first 1, 5, 10 of 1,000.
+vocabulary: that of all training captions in every row. `R@1`, `R@5`, `R@10`: percent of the images' first captions for
+which search by these words (inference/search.py) finds the image among the first 1, 5, 10 of 1,000.
 The column N is the share of captioned images in percent.
 """
 
@@ -62,12 +61,12 @@ from semisight.random import Stream, random_order, reseed
 from semisight.runs import features
 from semisight.runs.captions import ON_FEATURES, attending, places_of
 from semisight.runs.images import sets_of
-from semisight.runs.settings import DataSettings
+from semisight.runs.settings import CAPTION_VIEWS, DataSettings
 from semisight.training.checkpoint import load_parts
 from semisight.training.trainer import Trainer
 
 TABLE = "table3_photos"
-BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", 4, 500, 300
+BACKBONE, VIEWS, N_PICK, N_CIDER = "efficientnet-lite2", CAPTION_VIEWS, 500, 300
 SHARES = {
     **JOINT_SHARES,
     **{row.replace("joint", "joint-attention"): share for row, share in JOINT_SHARES.items()},

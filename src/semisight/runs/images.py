@@ -121,8 +121,8 @@ def all_at_hand(data: DataSettings) -> DataSettings:
 
 
 def parted(images: ImageSet, data: DataSettings, seed: int) -> Sets:
-    """Images in memory with all that they carry, parted as `data` says."""
-    return _parted(_Found(images), data, seed, None)
+    """Images in memory with all that they carry, parted as `data` says; a network that it names is not asked."""
+    return _parted(_Found(images, ready=True), data, seed, None)
 
 
 def part(images: ImageSet, share: float, seed: int, alone: Stream = Stream.SPLIT) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from semisight.data.sources import Kind, kind_of
 from semisight.data.survey import Survey, survey_folder
 from semisight.errors import UserError
 from semisight.model.architecture import Architecture
-from semisight.runs.encoder_choice import Planned, from_pixels, judging_minutes, planned
+from semisight.runs.encoder_choice import Planned, from_pixels, judging_minutes, planned, with_network
 from semisight.runs.expected_time import Expected, expected_time, recipe_without_pixels
 from semisight.runs.images import (
     BUILTIN,
@@ -121,7 +121,7 @@ class _Look:
 
 def inspect(settings: Settings, progress: Progress | None = None) -> Inspection:
     """Looks at a source as train would take it. Mistakes in tables are found and told, not raised."""
-    settings = dataclasses.replace(settings, data=all_at_hand(settings.data))
+    settings, _ = with_network(dataclasses.replace(settings, data=all_at_hand(settings.data)))
     data, seed = settings.data, settings.train.seed
     look = _look(dataclasses.replace(data, backbone=None), seed, progress)
     mistakes: list[Mistake] = []
