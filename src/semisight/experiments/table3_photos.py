@@ -102,8 +102,8 @@ def sets(request: Request, seed: int, grid: bool, backbone: str = BACKBONE, view
         scenes = read_scenes(60, 16, seed)
         side = 3 if grid else 1
         cells = F.adaptive_avg_pool2d(scenes.batch(torch.arange(60)), side).repeat(1, 2, 1, 1)
-        views = () if grid else (cells + 0.01,)
-        train, rest = split(replace(scenes, images=cells, views=views), 24, seed)
+        more = () if grid else (cells + 0.01,)
+        train, rest = split(replace(scenes, images=cells, views=more), 24, seed)
         pick, report = split(rest, 12, seed)
         return Sets(train, pick, report, smoke=True)
     folder = Path(request.source())

@@ -497,7 +497,7 @@ def build(flat: Mapping[str, Any]) -> Settings:
         channels, height, _ = preset(model.preset).image_shape
         groups[0] = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
     if data.backbone is not None and data.captions is not None and not data.grid and "views" not in flat:
-        groups[0] = dataclasses.replace(groups[0], views=CAPTION_VIEWS)
+        groups[0] = dataclasses.replace(cast(DataSettings, groups[0]), views=CAPTION_VIEWS)
     for name in ("xi", "tag_xi", "caption_xi"):
         parse_xi(flat.get(name, "paper"), name)
     return Settings(*cast(Any, groups), chosen=frozenset(flat))  # type: ignore[misc]
