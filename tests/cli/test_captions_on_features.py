@@ -130,7 +130,8 @@ def test_captions_of_a_folder_of_pictures_are_learned_on_features_where_nothing_
     features = f"features of {CHANNELS} x 1 x 1 numbers"
     asked_of = []
     monkeypatch.setattr(images, "with_features", lambda *of, **more: asked_of.append(of))
-    assert features in ok("inspect", *about) and not asked_of  # the network is not run only to look
+    said = ok("inspect", *about)
+    assert features in said and "scaled and cropped" not in said and not asked_of  # the network is not run only to look
     monkeypatch.undo()
     monkeypatch.setattr(encoder_choice, "networks", lambda: [str(photos / "tiny.onnx")])
     short = ("--minutes", "0.05", "--no-report", "--threads", "1", "--hidden-size", "8")
