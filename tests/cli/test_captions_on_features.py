@@ -150,9 +150,10 @@ def test_captions_of_a_folder_of_pictures_are_learned_on_features_where_nothing_
 
 def test_features_that_take_too_long_leave_captions_to_pixels(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_choice, "networks", lambda: [str(photos / "tiny.onnx")])
-    monkeypatch.setattr(encoder_choice, "seconds_for_features", lambda *_: 1000.0)
+    monkeypatch.setattr(encoder_choice, "seconds_for_features", lambda name, missing, views: 1000.0 * views)
     settings = resolve({"source": str(photos / "photos"), "captions": str(photos / "captions.csv")})
     found, said = with_network(settings)
     assert found.data.backbone is None and "--minutes 34" in said[0]
-    found, _ = with_network(settings.replace({"max_minutes": 34.0}))
-    assert found.data.backbone == str(photos / "tiny.onnx")
+    for minutes, views in ((34.0, 1), (67.0, 2), (134.0, 4)):  # before that, with fewer views
+        found, _ = with_network(settings.replace({"max_minutes": minutes}))
+        assert (found.data.backbone, found.data.views) == (str(photos / "tiny.onnx"), views)

@@ -164,18 +164,21 @@ def with_network(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
     if not names:
         line = f"No pretrained network is installed ({INSTALL} brings one): {asked_for} are learned from pixels."
         return settings, (line,)
-    many = data.captions is not None and not data.grid and "views" not in settings.chosen
-    data = dataclasses.replace(data, views=CAPTION_VIEWS) if many else data
     folder = Path(data.source).expanduser()
-    missing = missing_in(folder, walk(folder).names, data)
-    chosen, lines = affordable(names, missing, data.views, minutes_of(settings), _ALL)
-    if not chosen:
+    files = walk(folder).names
+    most = CAPTION_VIEWS if data.captions is not None and not data.grid else data.views
+    for views in (data.views,) if "views" in settings.chosen else (most, *(n for n in (2, 1) if n < most)):
+        missing = missing_in(folder, files, dataclasses.replace(data, views=views))
+        chosen, lines = affordable(names, missing, views, minutes_of(settings), _ALL)
+        if chosen:
+            break
+    else:
         return settings, tuple(lines)
     line = (
         f"{asked_for.capitalize()} are learned on features of {chosen[0].name}, a pretrained network. For drawings and "
         "other pictures unlike photographs, --encoder scratch learns them from pixels."
     )
-    return resolved(settings, "features", backbone=chosen[0].name, views=data.views), (line,)
+    return resolved(settings, "features", backbone=chosen[0].name, views=views), (line,)
 
 
 def best_network() -> str:
