@@ -65,6 +65,16 @@ def test_other_numbers_of_labels_and_photographs() -> None:
     assert shown, "the README no longer says what comes of 60, 100 and 300 labels"
     for number, n in zip(shown.groups(), ("60", "100", "300"), strict=True):
         assert same(number, value("table2", "consistency", n, "error"))
+    shown = re.search(
+        r"with 60 labels per class, 3,000 steps, split 0: ([\d.]+), without the image model ([\d.]+), "
+        r"on the 600 labels alone ([\d.]+)\.",
+        text,
+    )
+    assert shown
+    for number, row in zip(shown.groups(), ("deep", "deep-no-bound", "deep-labelled-alone"), strict=True):
+        assert same(number, value("table2", row, "60", "error"))
+    shown = re.search(r"`--encoder deep` with 4,000 labels \([^:]*\): ([\d.]+);", text)
+    assert shown and same(shown.group(1), value("table2", "cifar-10/deep", "400", "error"))
     shown = re.search(r"On CIFAR-10 with 4,000 labels, [^:]*: \*\*([\d.]+)\*\*, .* labels alone ([\d.]+) \(", text)
     assert shown, "the README no longer says what unlabelled images are worth on CIFAR-10"
     for number, row in zip(shown.groups(), ("consistency", "labelled-alone"), strict=True):
@@ -82,6 +92,8 @@ def test_other_numbers_of_labels_and_photographs() -> None:
         ("VAE, its code learned without labels", "mnist/vae-two-step", "50000", 1),
         ("VAE-d, a deeper network", "mnist/vae-d-ours", "50000", 3),
         ("VAE, a deeper network", "mnist/vae-ours", "50000", 3),
+        ("deep encoder, 10 epochs", "mnist/deep", "50000", 1),
+        ("deep encoder, without the image model", "mnist/deep-no-bound", "50000", 1),
     ],
 )
 def test_all_labels(beginning: str, row: str, n: str, seeds: int) -> None:
