@@ -262,6 +262,9 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "joint on features (": "joint",
         "joint on features, without": "without-bound",
         "joint on features, soft attention": "joint-attention",
+        "joint on features, a tenth of the captions and": "joint-10",
+        "joint on features, a tenth of the captions,": "joint-10-images",
+        "joint on features, half of the captions,": "joint-50-images",
         "show and tell on": "show-and-tell-lite2",
         "the same with EfficientNet-Lite0": "show-and-tell-lite0",
         "soft attention over": "soft-attention",
@@ -270,12 +273,17 @@ def test_captions_on_features_on_every_page(page: str) -> None:
         "DMSM:": "dmsm",
     }
     for row, (bleu, cider, perplexity, _) in lines_of(page, captions, least=3):
+        n = "10" if row.startswith("joint-10") else "50" if row.startswith("joint-50") else "100"
         for (number,), metric in ((bleu, "BLEU-4"), (cider, "CIDEr"), (perplexity, "perplexity")):
-            assert same(number, value("table3_photos", f"flickr8k/{row}", "100", metric))
-    said = re.search(r"finds it first among 1,000 in ([\d.]+) and ([\d.]+) % of cases", " ".join(README.split()))
-    assert said is not None
-    for number, row in zip(said.groups(), ("joint", "joint-attention"), strict=True):
-        assert same(number, value("table3_photos", f"flickr8k/{row}", "100", "R@1"))
+            assert same(number, value("table3_photos", f"flickr8k/{row}", n, metric))
+    for text, pair in (
+        (r"finds it first among 1,000 in ([\d.]+) and ([\d.]+) % of cases", ("joint", "joint-attention")),
+        (r"finds the right image first in ([\d.]+) instead of ([\d.]+) % of cases", ("joint", "without-bound")),
+    ):
+        said = re.search(text, " ".join(README.split()))
+        assert said is not None
+        for number, row in zip(said.groups(), pair, strict=True):
+            assert same(number, value("table3_photos", f"flickr8k/{row}", "100", "R@1"))
 
 
 @pytest.mark.parametrize(
@@ -319,6 +327,19 @@ def test_the_deep_encoder_on_cifar_10_on_the_first_page() -> None:
     assert shown is not None
     for number, row in zip(shown.groups(), ("cifar-10/deep", "cifar-10/deep-no-bound"), strict=True):
         assert same(number, value("table1", row, "45000", "error"))
+
+
+def test_the_deep_encoder_with_more_labels_on_the_first_page() -> None:
+    shown = re.search(
+        r"MNIST with 60 per class ([\d.]+), without the image model ([\d.]+) \(paper 0.77\), with all ([\d.]+) and "
+        r"([\d.]+) \(0.38\); CIFAR-10 with 4,000 labels ([\d.]+)\.",
+        " ".join(FRONT.split()),
+    )
+    assert shown is not None
+    rows = [("table2", "deep", "60"), ("table2", "deep-no-bound", "60"), ("table1", "mnist/deep", "50000")]
+    rows += [("table1", "mnist/deep-no-bound", "50000"), ("table2", "cifar-10/deep", "400")]
+    for number, (table, row, n) in zip(shown.groups(), rows, strict=True):
+        assert same(number, value(table, row, n, "error"))
 
 
 def test_thirty_images_of_each_class() -> None:
