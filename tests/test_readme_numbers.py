@@ -357,6 +357,31 @@ def test_thirty_images_of_each_class() -> None:
         assert len(cell.seeds) == 3 and same(number, cell.mean)
 
 
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (
+            README,
+            r"with 400, labels alone ([\d.]+) and without the image model ([\d.]+), lower on each of the 3 splits",
+        ),
+        (FRONT, r"with 400 ours from the labels alone ([\d.]+), without the image model ([\d.]+)\."),
+    ],
+    ids=["results", "front"],
+)
+def test_what_the_image_model_costs_on_cifar_10(page: str, said: str) -> None:
+    shown = re.search(said, " ".join(page.split()))
+    assert shown is not None
+    found = results.read(HERE / "results" / "photos.csv")
+    means = {cell.row: cell for cell in results.summaries(found) if (cell.N, cell.metric) == ("400", "error")}
+    for number, row in zip(shown.groups(), ("ours-labels-alone", "ours-without-bound"), strict=True):
+        assert len(means[f"cifar10/{row}"].seeds) == 3 and same(number, means[f"cifar10/{row}"].mean)
+    ours, without = (
+        {r.key[-1]: r.value for r in found if r.key[1:4] == (f"cifar10/{row}", "400", "error")}
+        for row in ("ours", "ours-without-bound")
+    )
+    assert all(without[seed] < ours[seed] for seed in range(3))
+
+
 @PAGES
 def test_photographs_on_every_page(page: str) -> None:
     found = results.summaries(results.read(HERE / "results" / "photos.csv"))
