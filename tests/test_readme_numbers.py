@@ -375,6 +375,11 @@ def test_what_the_image_model_costs_on_cifar_10(page: str, said: str) -> None:
     means = {cell.row: cell for cell in results.summaries(found) if (cell.N, cell.metric) == ("400", "error")}
     for number, row in zip(shown.groups(), ("ours-labels-alone", "ours-without-bound"), strict=True):
         assert len(means[f"cifar10/{row}"].seeds) == 3 and same(number, means[f"cifar10/{row}"].mean)
+    few = re.search(r"with 4, labels alone ([\d.]+) and without the image model ([\d.]+);", " ".join(README.split()))
+    assert few is not None
+    of_four = {cell.row: cell.mean for cell in results.summaries(found) if (cell.N, cell.metric) == ("4", "error")}
+    for number, row in zip(few.groups(), ("ours-labels-alone", "ours-without-bound"), strict=True):
+        assert same(number, of_four[f"cifar10/{row}"])
     ours, without = (
         {r.key[-1]: r.value for r in found if r.key[1:4] == (f"cifar10/{row}", "400", "error")}
         for row in ("ours", "ours-without-bound")
