@@ -17,8 +17,8 @@ and s above is their mean. Attention follows the recurrent step instead of prece
 look", 2017): all words of a caption attend at once, and none waits for the one before.
 
 With `tied`, V = W_e, beyond the paper: a word is told by the numbers it is read by (Press and Wolf, "Using the output
-embedding to improve language models", 2017). Half of the weights go, and rare words are learned from both sides. W_e
-is scaled up by the square root of its width where words are read, so that V keeps the variance of h_t.
+embedding to improve language models", 2017). Rare words are then learned from both sides. W_e is scaled up by the
+square root of its width where words are read, so that V keeps the variance of h_t.
 
 Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
 
