@@ -41,7 +41,7 @@ from semisight.runs.on_features import Judged, calibrate, clearly_better, judge
 from semisight.runs.pixels import pixels_at
 from semisight.runs.recipe import compose, suited
 from semisight.runs.references import ON_HOG, ON_PIXELS, Way, few_enough, on_pixels, side_for
-from semisight.runs.settings import CAPTION_VIEWS, CaptionSettings, DataSettings, Settings, TagSettings
+from semisight.runs.settings import CaptionSettings, DataSettings, Settings, TagSettings
 from semisight.runs.time_plan import fitted_to, minutes_of, timed, with_their_labels
 from semisight.setting import fields
 from semisight.training.soft_em import CrossValidated, in_order, label_folds
@@ -166,7 +166,7 @@ def with_network(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
         return settings, (line,)
     folder = Path(data.source).expanduser()
     files = walk(folder).names
-    most = CAPTION_VIEWS if data.captions is not None and not data.grid else data.views
+    most = data.suited_views
     for views in (data.views,) if "views" in settings.chosen else (most, *(n for n in (2, 1) if n < most)):
         missing = missing_in(folder, files, dataclasses.replace(data, views=views))
         chosen, lines = affordable(names, missing, views, minutes_of(settings), _ALL)

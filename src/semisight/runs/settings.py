@@ -196,6 +196,11 @@ class DataSettings:
         return self.backbone is not None or is_feature_file(self.source)
 
     @property
+    def suited_views(self) -> int:
+        """Views of each image, where nobody chose how many."""
+        return CAPTION_VIEWS if self.captions is not None and not self.grid else self.views
+
+    @property
     def needs_labels(self) -> bool:
         """Whether something was asked that makes no sense without labels."""
         return any(given for _, given in self._label_words())
@@ -357,7 +362,7 @@ class CaptionSettings:
         default=0.0, help="Share of numbers left out, in training, of words and hidden units.", ge=0, lt=1
     )
     tied_words: bool = setting(
-        default=False, help="One table of words to read them and to tell them; embedding_size is hidden_size."
+        default=False, help="Tied embeddings: one table to read and to predict words; embedding_size is hidden_size."
     )
 
 
@@ -496,8 +501,8 @@ def build(flat: Mapping[str, Any]) -> Settings:
     if model.preset is not None:  # a row of Table 5 belongs to a size of image
         channels, height, _ = preset(model.preset).image_shape
         groups[0] = dataclasses.replace(data, size=data.size or height, channels=data.channels or channels)
-    if data.backbone is not None and data.captions is not None and not data.grid and "views" not in flat:
-        groups[0] = dataclasses.replace(cast(DataSettings, groups[0]), views=CAPTION_VIEWS)
+    if data.backbone is not None and "views" not in flat:
+        groups[0] = dataclasses.replace(cast(DataSettings, groups[0]), views=data.suited_views)
     for name in ("xi", "tag_xi", "caption_xi"):
         parse_xi(flat.get(name, "paper"), name)
     return Settings(*cast(Any, groups), chosen=frozenset(flat))  # type: ignore[misc]

@@ -16,9 +16,9 @@ paper:
 and s above is their mean. Attention follows the recurrent step instead of preceding it (Lu et al., "Knowing when to
 look", 2017): all words of a caption attend at once, and none waits for the one before.
 
-With `tied`, V = W_e, beyond the paper: a word is told by the numbers it is read by (Press and Wolf, "Using the output
-embedding to improve language models", 2017). Rare words are then learned from both sides. W_e is scaled up by the
-square root of its width where words are read, so that V keeps the variance of h_t.
+With `tied` embeddings, V = W_e, beyond the paper: a word is predicted by the numbers it is read by (Press and Wolf,
+"Using the output embedding to improve language models", 2017). Rare words are then learned from both sides. W_e is
+scaled up by the square root of its width where words are read, so that V keeps the variance of h_t.
 
 Dropout, in training, leaves out numbers of w_t and of h_t on its way to the words, never of the state that is carried.
 
@@ -103,7 +103,7 @@ class CaptionHead(nn.Module):
         code_at_every_step: the cell sees the code with every word, not only at the start.
         places: of the code, K maps of so many; where there are more than one, every word attends to them.
         dropout: of the embedded words and of the states that words are predicted from.
-        tied: one table of words, to read them and to tell them; hidden and embedding size are the same.
+        tied: embeddings, one table to read and to predict words; hidden and embedding size are the same.
         generator: draws the first weights.
 
     Example:
